@@ -1,0 +1,161 @@
+#include "core/cuda.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+
+#if FASTOPS_CUDA_ENABLED
+#include <cuda_runtime_api.h>
+#endif
+
+namespace fastops::cuda {
+namespace {
+
+constexpr int kMaxDevices = 128;
+
+std::mutex mutex;
+std::array<std::atomic<const Device*>, kMaxDevices> devices{};
+
+#if FASTOPS_CUDA_ENABLED
+const std::vector<int> kCubins = FASTOPS_CUBINS;
+const std::vector<int> kPtx = FASTOPS_PTX;
+
+// torch's shim for the current stream lives in libtorch_cuda, which a CPU-only torch does not have: linking to it
+// would make the import fail there, so it is looked up at the first launch.
+using StreamGetter = int32_t(int32_t device, void** stream);
+StreamGetter* stream_getter() {
+  static StreamGetter* const getter = [] {
+    void* library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
+    return library ? reinterpret_cast<StreamGetter*>(dlsym(library, "aoti_torch_get_current_cuda_stream")) : nullptr;
+  }();
+  return getter;
+}
+
+std::string text_of(int capability) {
+  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+}
+
+std::string list_of(const std::vector<int>& archs) {
+  std::string text;
+  for (int arch : archs) text += (text.empty() ? "sm_" : ", sm_") + std::to_string(arch);
+  return text.empty() ? "none" : text;
+}
+
+// The best group that FASTOPS_CUDA_ARCH allows.
+int highest_group() {
+  auto groups = arch_groups();
+  const char* forced = std::getenv("FASTOPS_CUDA_ARCH");
+  if (!forced || !*forced) return static_cast<int>(groups.size()) - 1;
+  std::string names;
+  for (size_t k = 0; k < groups.size(); ++k) {
+    if (groups[k] == forced) return static_cast<int>(k);
+    names += (k ? ", " : "") + groups[k];
+  }
+  throw std::invalid_argument("[fastops] FASTOPS_CUDA_ARCH must be one of " + names + ", got '" + forced + "'");
+}
+
+Device probe(int index) {
+  int major = 0, minor = 0;
+  cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // not the next launch's error
+    return {-1, 0, std::string("the driver does not take this binary's CUDA " FASTOPS_CUDA_VERSION ": ") +
+                       cudaGetErrorString(error)};
+  }
+  int capability = 10 * major + minor, group = arch_group(capability);
+  if (group < 0)
+    return {-1, capability, "compute capability " + text_of(capability) + " is not in this binary's machine code (" +
+                                list_of(kCubins) + ") and older than its PTX"};
+  for (int arch : kCubins)
+    if (arch / 10 == capability / 10 && arch <= capability)
+      return {group, capability, "machine code for compute capability " + text_of(capability)};
+  return {group, capability, "PTX, compiled by the driver for compute capability " + text_of(capability)};
+}
+#endif
+
+}  // namespace
+
+std::vector<std::string> arch_groups() {
+#define FASTOPS_GROUP(arch, ...) #arch,
+  return {FASTOPS_FOR_EACH_ARCH(FASTOPS_GROUP)};
+}
+
+#if FASTOPS_CUDA_ENABLED
+
+int arch_group(int capability) {
+  bool runs = false;
+  for (int arch : kCubins) runs |= arch / 10 == capability / 10 && arch <= capability;
+  for (int arch : kPtx) runs |= arch <= capability;
+  // `generic`, the first group, holds every arch of the list; a group for single archs would come after it.
+  return runs ? std::min(0, highest_group()) : -1;
+}
+
+void check_environment() { highest_group(); }
+
+int device_count(std::string* error) {
+  int count = 0;
+  cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaSuccess) return count;
+  cudaGetLastError();
+  if (error) *error = cudaGetErrorString(status);
+  return 0;
+}
+
+const Device& device(int index) {
+  if (index < 0 || index >= kMaxDevices) throw std::out_of_range("[fastops] CUDA device index " + std::to_string(index));
+  if (const Device* known = devices[index].load(std::memory_order_acquire)) return *known;
+  std::lock_guard lock(mutex);
+  if (const Device* known = devices[index].load(std::memory_order_acquire)) return *known;
+  auto fresh = std::make_unique<Device>(probe(index));
+  devices[index].store(fresh.get(), std::memory_order_release);
+  return *fresh.release();
+}
+
+Launch::Launch(const char* op, int device_index) : op_(op), device_(device_index) {
+  group_ = device(device_).group;
+  // Our runtime is linked statically and keeps its own idea of the current device, so torch's guard is not enough.
+  check(cudaGetDevice(&previous_));
+  if (previous_ != device_) check(cudaSetDevice(device_));
+  StreamGetter* getter = stream_getter();
+  if (!getter || getter(device_, &stream_) != 0)
+    throw std::runtime_error(std::string("[") + op_ + "] cannot get PyTorch's current CUDA stream");
+}
+
+Launch::~Launch() {
+  if (previous_ >= 0 && previous_ != device_) cudaSetDevice(previous_);
+}
+
+void Launch::check(int error) const {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();
+  throw std::runtime_error(std::string("[") + op_ + "] CUDA error on device " + std::to_string(device_) + ": " +
+                           cudaGetErrorString(static_cast<cudaError_t>(error)));
+}
+
+#else  // a CPU-only build: nothing below is reached by an op
+
+int arch_group(int) { return -1; }
+void check_environment() {}
+int device_count(std::string* error) {
+  if (error) *error = "this build has no CUDA kernels";
+  return 0;
+}
+const Device& device(int) {
+  static const Device none{-1, 0, "this build has no CUDA kernels"};
+  return none;
+}
+Launch::Launch(const char* op, int device_index) : op_(op), device_(device_index) {}
+Launch::~Launch() = default;
+void Launch::check(int) const {}
+
+#endif
+
+}  // namespace fastops::cuda

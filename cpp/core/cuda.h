@@ -1,0 +1,55 @@
+#pragma once
+// The CUDA edge: which cards the binary has code for, and the guard and stream of a launch.
+#include <string>
+#include <vector>
+
+#include "fastops_build.h"
+
+namespace fastops::cuda {
+
+// "sm_90" machine code runs on cards of the same major version and the same or a later minor one; PTX of 90 is compiled
+// by the driver for any later card. Index of the best arch group for a compute capability (10 * major + minor), or -1.
+int arch_group(int capability);
+
+struct Device {
+  int group;          // index into the arch groups in use, or -1: no code for this card
+  int capability;     // 10 * major + minor
+  std::string reason; // why that group, or why none
+};
+
+// Cached per device; the first call asks the driver.
+const Device& device(int index);
+int device_count(std::string* error);
+
+std::vector<std::string> arch_groups();
+// Throws std::invalid_argument if FASTOPS_CUDA_ARCH names a group that the binary lacks. Touches no driver.
+void check_environment();
+
+// Makes `device` current for this thread's launches and gives torch's current stream there.
+class Launch {
+ public:
+  Launch(const char* op, int device);
+  ~Launch();
+  Launch(const Launch&) = delete;
+  void* stream() const { return stream_; }
+  int group() const { return group_; }
+  // Throws with the op's name if `error` (a cudaError_t) is not success.
+  void check(int error) const;
+
+ private:
+  const char* op_;
+  int device_, previous_ = -1, group_ = 0;
+  void* stream_ = nullptr;
+};
+
+}  // namespace fastops::cuda
+
+#define FASTOPS_ARCH_DECLARE(arch, kernel) \
+  namespace arch {                         \
+  extern kernel##_cuda_type kernel;        \
+  }
+#define FASTOPS_ARCH_ENTRY(arch, kernel) &arch::kernel,
+#define FASTOPS_CUDA_KERNEL(kernel, ...)                  \
+  using kernel##_cuda_type = __VA_ARGS__;                 \
+  FASTOPS_FOR_EACH_ARCH(FASTOPS_ARCH_DECLARE, kernel)     \
+  constexpr kernel##_cuda_type* kernel##_cuda[] = {FASTOPS_FOR_EACH_ARCH(FASTOPS_ARCH_ENTRY, kernel) nullptr}

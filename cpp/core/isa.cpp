@@ -1,0 +1,82 @@
+#include "core/isa.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <stdexcept>
+
+namespace fastops {
+namespace {
+
+// The features that cmake/FastopsIsa.cmake lets the compiler use at each level. The compiler's builtins ask both the
+// CPU and the operating system (XGETBV).
+const char* missing_feature([[maybe_unused]] const std::string& level) {
+#if defined(__x86_64__)
+#define FASTOPS_NEED(feature) \
+  if (!__builtin_cpu_supports(feature)) return feature
+  __builtin_cpu_init();
+  FASTOPS_NEED("sse3");
+  FASTOPS_NEED("ssse3");
+  FASTOPS_NEED("sse4.1");
+  FASTOPS_NEED("sse4.2");
+  FASTOPS_NEED("popcnt");
+  if (level == "base") return "";
+  FASTOPS_NEED("avx");
+  FASTOPS_NEED("avx2");
+  FASTOPS_NEED("fma");
+  FASTOPS_NEED("f16c");
+  FASTOPS_NEED("bmi");
+  FASTOPS_NEED("bmi2");
+  if (level == "avx2") return "";
+  FASTOPS_NEED("avx512f");
+  FASTOPS_NEED("avx512bw");
+  FASTOPS_NEED("avx512cd");
+  FASTOPS_NEED("avx512dq");
+  FASTOPS_NEED("avx512vl");
+#undef FASTOPS_NEED
+#endif
+  return "";
+}
+
+int find(const std::vector<IsaLevel>& levels, const std::string& name) {
+  std::string names;
+  for (size_t k = 0; k < levels.size(); ++k) {
+    if (levels[k].name == name) {
+      if (!levels[k].supported)
+        throw std::invalid_argument("[fastops] CPU ISA level '" + name + "' cannot run here: this CPU lacks " +
+                                    levels[k].missing);
+      return static_cast<int>(k);
+    }
+    names += (k ? ", " : "") + std::string(levels[k].name);
+  }
+  throw std::invalid_argument("[fastops] CPU ISA level must be one of " + names + ", got '" + name + "'");
+}
+
+std::atomic<int> chosen{-1};
+
+}  // namespace
+
+std::vector<IsaLevel> isa_levels() {
+#define FASTOPS_LEVEL(isa, ...) {#isa, *missing_feature(#isa) == 0, missing_feature(#isa)},
+  return {FASTOPS_FOR_EACH_ISA(FASTOPS_LEVEL)};
+}
+
+int isa() {
+  int level = chosen.load(std::memory_order_relaxed);
+  if (level >= 0) return level;
+  auto levels = isa_levels();
+  if (const char* forced = std::getenv("FASTOPS_CPU_ISA"); forced && *forced) {
+    level = find(levels, forced);
+  } else {
+    for (size_t k = 0; k < levels.size(); ++k)
+      if (levels[k].supported) level = static_cast<int>(k);
+    if (level < 0)
+      throw std::runtime_error(std::string("[fastops] CPU too old: it lacks ") + levels[0].missing +
+                               ", which the lowest level of this binary uses");
+  }
+  chosen.store(level, std::memory_order_relaxed);
+  return level;
+}
+
+void set_isa(const std::string& name) { chosen.store(find(isa_levels(), name), std::memory_order_relaxed); }
+
+}  // namespace fastops

@@ -1,0 +1,35 @@
+#pragma once
+// The arguments of an elementwise kernel, shared by the CPU and CUDA kernels. Plain data, no Torch.
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace fastops {
+
+constexpr int kMaxDims = 16;     // after merging; tensors with more are copied to contiguous first
+constexpr int kMaxOperands = 10;  // outputs, then inputs
+constexpr int kMaxScalars = 2;
+
+struct Pointwise {
+  int operands;
+  int ndim;  // 0 for a single element
+  int64_t numel;
+  // Dimension 0 varies fastest. A layout that is one contiguous run for every operand has ndim 1 and strides 1.
+  int64_t sizes[kMaxDims];
+  int64_t strides[kMaxOperands][kMaxDims];  // in elements; 0 where an input is broadcast
+  void* data[kMaxOperands];                 // outputs first; inputs are only read
+  double scalars[kMaxScalars];
+
+  bool is_contiguous() const {
+    if (ndim > 1) return false;
+    for (int k = 0; ndim == 1 && k < operands; ++k)
+      if (strides[k][0] != 1) return false;
+    return true;
+  }
+};
+
+// CPU: elements [begin, end) of the merged index space. CUDA: all of them, on a stream; returns a cudaError_t.
+using PointwiseCpuKernel = void(DType, const Pointwise&, int64_t begin, int64_t end);
+using PointwiseCudaKernel = int(DType, const Pointwise&, void* stream);
+
+}  // namespace fastops

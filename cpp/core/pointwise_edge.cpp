@@ -1,0 +1,132 @@
+#include "core/pointwise_edge.h"
+
+#include <algorithm>
+
+namespace fastops {
+namespace {
+
+// Stride of `operand` along dimension d of the shape `sizes`: 0 where it is broadcast.
+int64_t stride_along(const Operand& operand, Shape sizes, size_t d) {
+  size_t missing = sizes.size() - operand.sizes.size();
+  return d < missing || operand.sizes[d - missing] == 1 ? 0 : operand.strides[d - missing];
+}
+
+// Orders the dimensions by the first operand's strides and merges neighbours that every operand walks as one.
+// False if more than kMaxDims remain.
+bool merge_dims(const Operand* operands, int count, Pointwise& p) {
+  Shape sizes = operands[0].sizes;
+  std::vector<size_t> order;
+  for (size_t d = sizes.size(); d-- > 0;)
+    if (sizes[d] != 1) order.push_back(d);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return stride_along(operands[0], sizes, a) < stride_along(operands[0], sizes, b);
+  });
+
+  int last = -1;
+  for (size_t d : order) {
+    bool joins = last >= 0;
+    for (int k = 0; joins && k < count; ++k)
+      joins = stride_along(operands[k], sizes, d) == p.strides[k][last] * p.sizes[last];
+    if (joins) {
+      p.sizes[last] *= sizes[d];
+      continue;
+    }
+    if (++last == kMaxDims) return false;
+    p.sizes[last] = sizes[d];
+    for (int k = 0; k < count; ++k) p.strides[k][last] = stride_along(operands[k], sizes, d);
+  }
+  p.ndim = last + 1;
+  return true;
+}
+
+void launch(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype, const Pointwise& p) {
+  if (device_of.is_cuda()) {
+    cuda::Launch launch(op, device_of.get_device_index());
+    launch.check(kernels.cuda[launch.group()](dtype, p, launch.stream()));
+    return;
+  }
+  PointwiseCpuKernel* kernel = kernels.cpu[isa()];
+  run_on_threads(p.numel, size_of(dtype), [&](int64_t begin, int64_t end) { kernel(dtype, p, begin, end); });
+}
+
+int64_t numel_of(Shape sizes) {
+  int64_t numel = 1;
+  for (int64_t size : sizes) numel *= size;
+  return numel;
+}
+
+}  // namespace
+
+void run_pointwise(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype, const Operand* operands,
+                   int count, std::array<double, kMaxScalars> scalars) {
+  Pointwise p;
+  p.operands = count;
+  p.numel = numel_of(operands[0].sizes);
+  if (p.numel == 0) return;
+  std::copy(scalars.begin(), scalars.end(), p.scalars);
+  for (int k = 0; k < count; ++k) p.data[k] = operands[k].data;
+
+  // The first operand is dense, so operands of its very layout are one contiguous run each.
+  bool alike = true;
+  for (int k = 1; alike && k < count; ++k)
+    alike = same_shape(operands[0].sizes, operands[k].sizes) && same_shape(operands[0].strides, operands[k].strides);
+  if (alike) {
+    p.ndim = 1;
+    p.sizes[0] = p.numel;
+    for (int k = 0; k < count; ++k) p.strides[k][0] = 1;
+  } else {
+    FASTOPS_CHECK(merge_dims(operands, count, p), op, "at most ", kMaxDims, " dimensions that do not merge are supported, got ",
+                  text_of(operands[0].sizes));
+  }
+  launch(op, kernels, device_of, dtype, p);
+}
+
+void run_pointwise(const char* op, PointwiseKernels kernels, std::initializer_list<Tensor> outputs,
+                   std::initializer_list<Tensor> inputs, std::array<double, kMaxScalars> scalars) {
+  Operand operands[kMaxOperands];
+  int count = 0;
+  for (const Tensor& t : outputs) operands[count++] = {t.mutable_data_ptr(), t.sizes(), t.strides()};
+  for (const Tensor& t : inputs) operands[count++] = {const_cast<void*>(t.const_data_ptr()), t.sizes(), t.strides()};
+  const Tensor& first = *outputs.begin();
+  run_pointwise(op, kernels, first, *dtype_of(first), operands, count, scalars);
+}
+
+Tensor unary(const char* op, PointwiseKernels kernels, const Tensor& input) {
+  Tensor output = allocate_like(input);
+  run_pointwise(op, kernels, {output}, {input});
+  return output;
+}
+
+Tensor unary_backward(const char* op, PointwiseKernels kernels, const Tensor& grad, const char* saved_name,
+                      const Tensor& saved) {
+  check_alike(op, "grad", grad, saved_name, saved);
+  Tensor grad_input = allocate_like(saved);
+  run_pointwise(op, kernels, {grad_input}, {grad, saved});
+  return grad_input;
+}
+
+void check_same_kind(const char* op, const char* name, const Tensor& tensor, const char* like_name, const Tensor& like) {
+  check_same_device(op, name, tensor, like_name, like);
+  FASTOPS_CHECK(tensor.scalar_type() == like.scalar_type(), op, name, " must have ", like_name, "'s dtype ",
+                text_of(like.scalar_type()), ", got ", text_of(tensor.scalar_type()));
+}
+
+void check_alike(const char* op, const char* name, const Tensor& tensor, const char* like_name, const Tensor& like) {
+  check_same_kind(op, name, tensor, like_name, like);
+  FASTOPS_CHECK(same_shape(tensor.sizes(), like.sizes()), op, name, " must have ", like_name, "'s shape ",
+                text_of(like.sizes()), ", got ", text_of(tensor.sizes()));
+}
+
+std::vector<int64_t> broadcast(const char* op, const char* a_name, Shape a, const char* b_name, Shape b) {
+  std::vector<int64_t> sizes(std::max(a.size(), b.size()));
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    int64_t from_a = d < a.size() ? a[a.size() - 1 - d] : 1;
+    int64_t from_b = d < b.size() ? b[b.size() - 1 - d] : 1;
+    FASTOPS_CHECK(from_a == from_b || from_a == 1 || from_b == 1, op, a_name, " and ", b_name,
+                  " must have shapes that broadcast, got ", text_of(a), " and ", text_of(b));
+    sizes[sizes.size() - 1 - d] = from_a == 1 ? from_b : from_a;
+  }
+  return sizes;
+}
+
+}  // namespace fastops

@@ -1,0 +1,46 @@
+#pragma once
+// The Torch edge that all elementwise ops share: broadcasting, merging of dimensions, the choice of kernel.
+#include <initializer_list>
+
+#include "core/pointwise.h"
+#include "core/torch_edge.h"
+
+namespace fastops {
+
+struct PointwiseKernels {
+  PointwiseCpuKernel* const* cpu;
+  PointwiseCudaKernel* const* cuda;
+};
+
+#define FASTOPS_POINTWISE(kernel)                   \
+  FASTOPS_CPU_KERNEL(kernel, PointwiseCpuKernel);   \
+  FASTOPS_CUDA_KERNEL(kernel, PointwiseCudaKernel); \
+  constexpr PointwiseKernels kernel##_kernels { kernel##_cpu, kernel##_cuda }
+
+// Inputs broadcast to the outputs' shape (the caller has checked that they can); all of one dtype and device. The first
+// output is dense.
+void run_pointwise(const char* op, PointwiseKernels kernels, std::initializer_list<Tensor> outputs,
+                   std::initializer_list<Tensor> inputs, std::array<double, kMaxScalars> scalars = {});
+
+// The same over memory that no tensor describes, such as a third of the columns of one.
+struct Operand {
+  void* data;
+  Shape sizes, strides;
+};
+void run_pointwise(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype, const Operand* operands,
+                   int count, std::array<double, kMaxScalars> scalars = {});
+
+// y = f(input), dense, in input's layout.
+Tensor unary(const char* op, PointwiseKernels kernels, const Tensor& input);
+// grad_input = f(grad, saved) in saved's layout; grad has saved's shape and dtype, any strides.
+Tensor unary_backward(const char* op, PointwiseKernels kernels, const Tensor& grad, const char* saved_name,
+                      const Tensor& saved);
+
+// `tensor` must have `like`'s dtype, device and, for check_alike, shape.
+void check_same_kind(const char* op, const char* name, const Tensor& tensor, const char* like_name, const Tensor& like);
+void check_alike(const char* op, const char* name, const Tensor& tensor, const char* like_name, const Tensor& like);
+
+// The shape that two shapes broadcast to.
+std::vector<int64_t> broadcast(const char* op, const char* a_name, Shape a, const char* b_name, Shape b);
+
+}  // namespace fastops

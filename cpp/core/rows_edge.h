@@ -1,0 +1,32 @@
+#pragma once
+// The Torch edge that row-wise ops share: tensors seen as rows, affine parameters, the sums for their gradients.
+#include "core/torch_edge.h"
+#include "kernels/columns.h"
+
+namespace fastops {
+
+// A tensor seen as rows of contiguous elements at one distance from each other.
+struct Rows {
+  Tensor tensor;  // the tensor itself, or a contiguous copy where its strides do not allow this view
+  int64_t count, n, stride;
+  const void* data() const { return tensor.const_data_ptr(); }
+};
+
+// The trailing `dims` dimensions make up a row.
+Rows as_rows(const Tensor& tensor, int64_t dims);
+
+// An affine parameter: input's device, input's dtype or float32.
+void check_parameter(const char* op, const char* name, const Tensor& parameter, Shape shape, const Tensor& input);
+
+// The kernels take weight and bias of one dtype; where one is f32 and the other is not, both become f32.
+DType parameter_dtype(const Tensor& input, OptionalTensor& weight, OptionalTensor& bias);
+
+// Chunks of rows for the partial sums on the CPU: by the sizes alone, so that the sums do not depend on the threads.
+int64_t cpu_chunks(int64_t rows);
+
+// Runs up to two column sums, writing the parameters' gradients.
+void sum_columns(const char* op, const Tensor& device_of, const ColumnSum* sums, int count);
+
+inline const void* data_or_null(const OptionalTensor& tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
+
+}  // namespace fastops

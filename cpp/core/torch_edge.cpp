@@ -1,0 +1,113 @@
+#include "core/torch_edge.h"
+
+#include <cstring>
+
+namespace fastops {
+
+std::string text_of(Shape shape) {
+  std::string text = "[";
+  for (size_t k = 0; k < shape.size(); ++k) text += (k ? ", " : "") + std::to_string(shape[k]);
+  return text + "]";
+}
+
+const char* text_of(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Half: return "torch.float16";
+    case ScalarType::BFloat16: return "torch.bfloat16";
+    case ScalarType::Float: return "torch.float32";
+    case ScalarType::Double: return "torch.float64";
+    default: return torch::headeronly::toString(dtype);
+  }
+}
+
+bool same_shape(Shape a, Shape b) {
+  return a.size() == b.size() && (a.empty() || !std::memcmp(a.data(), b.data(), a.size() * sizeof(int64_t)));
+}
+
+std::optional<DType> dtype_of(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Half: return DType::f16;
+    case ScalarType::BFloat16: return DType::bf16;
+    case ScalarType::Float: return DType::f32;
+    case ScalarType::Double: return DType::f64;
+    default: return std::nullopt;
+  }
+}
+
+ScalarType scalar_type(DType dtype) {
+  constexpr ScalarType types[] = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float, ScalarType::Double};
+  return types[static_cast<int>(dtype)];
+}
+
+bool kernels_take(const Tensor& tensor) {
+  if (!dtype_of(tensor)) return false;
+  return !tensor.is_cuda() || cuda::device(tensor.get_device_index()).group >= 0;
+}
+
+void check_same_device(const char* op, const char* name, const Tensor& tensor, const char* first_name,
+                       const Tensor& first) {
+  auto text = [](const Tensor& t) {
+    return t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : t.is_cpu() ? "cpu" : "another device";
+  };
+  FASTOPS_CHECK(tensor.is_cuda() == first.is_cuda() && tensor.is_cpu() == first.is_cpu() &&
+                    tensor.get_device_index() == first.get_device_index(),
+                op, name, " must be on ", first_name, "'s device ", text(first), ", got ", text(tensor));
+}
+
+namespace {
+
+Tensor empty_strided(Shape sizes, const int64_t* strides, const Tensor& device_of, int32_t dtype) {
+  int32_t device_type = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(device_of.get(), &device_type));
+  AtenTensorHandle handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides, dtype,
+                                                         device_type, device_of.get_device_index(), &handle));
+  return Tensor(handle);
+}
+
+int32_t torch_dtype(DType dtype) {
+  switch (dtype) {
+    case DType::f16: return aoti_torch_dtype_float16();
+    case DType::bf16: return aoti_torch_dtype_bfloat16();
+    case DType::f32: return aoti_torch_dtype_float32();
+    default: return aoti_torch_dtype_float64();
+  }
+}
+
+}  // namespace
+
+Tensor allocate_like(const Tensor& like) {
+  // The shim is several times cheaper than a call through the dispatcher, but it wants the strides spelled out.
+  if (like.is_contiguous()) {
+    int32_t dtype = 0;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+    return empty_strided(like.sizes(), like.strides().data(), like, dtype);
+  }
+  return torch::stable::empty_like(like);
+}
+
+Tensor allocate_like(const Tensor& like, DType dtype) {
+  if (like.is_contiguous()) return empty_strided(like.sizes(), like.strides().data(), like, torch_dtype(dtype));
+  return call<Tensor>("aten::empty_like", like, std::optional<ScalarType>(scalar_type(dtype)), std::nullopt,
+                      std::nullopt, std::nullopt, std::nullopt);
+}
+
+Tensor allocate(Shape sizes, const Tensor& device_of, DType dtype) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t step = 1;
+  for (size_t k = sizes.size(); k-- > 0;) {
+    strides[k] = step;
+    step *= std::max<int64_t>(sizes[k], 1);
+  }
+  return empty_strided(sizes, strides.data(), device_of, torch_dtype(dtype));
+}
+
+Tensor as_contiguous(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+Tensor to_dtype(const Tensor& tensor, DType dtype) {
+  return tensor.scalar_type() == scalar_type(dtype) ? tensor : torch::stable::to(tensor, scalar_type(dtype));
+}
+
+}  // namespace fastops

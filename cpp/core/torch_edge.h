@@ -1,0 +1,113 @@
+#pragma once
+// What an op's Torch edge is written with: checks, allocation, the way to the reference, registration.
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/cuda.h"
+#include "core/dtype.h"
+#include "core/isa.h"
+#include "core/schema.h"
+
+namespace fastops {
+
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+using torch::headeronly::ScalarType;
+using Shape = torch::headeronly::IntHeaderOnlyArrayRef;
+
+template <class... Parts>
+[[noreturn]] void fail(const char* op, const Parts&... parts) {
+  std::ostringstream text;
+  text << '[' << op << "] ";
+  (text << ... << parts);
+  throw std::runtime_error(text.str());
+}
+
+// FASTOPS_CHECK(ok, "layer_norm", "weight must have shape ", ..., ", got ", ...)
+#define FASTOPS_CHECK(ok, op, ...) \
+  do {                             \
+    if (!(ok)) [[unlikely]]        \
+      fail(op, __VA_ARGS__);       \
+  } while (0)
+
+std::string text_of(Shape shape);         // [2, 3]
+const char* text_of(ScalarType dtype);    // torch.float32
+bool same_shape(Shape a, Shape b);
+
+// Our dtype, or nothing for one that the kernels do not take.
+std::optional<DType> dtype_of(const Tensor& tensor);
+ScalarType scalar_type(DType dtype);
+// The type that a kernel computes in: f32 for the half types.
+inline DType accumulate_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+// Whether our kernels take this tensor: a dtype of theirs, on the CPU or on a card that the binary has code for.
+bool kernels_take(const Tensor& tensor);
+
+// Every operand must be on the first one's device.
+void check_same_device(const char* op, const char* name, const Tensor& tensor, const char* first_name, const Tensor& first);
+
+// Uninitialised, dense. allocate_like follows torch.empty_like: a dense tensor's strides are kept.
+Tensor allocate_like(const Tensor& like);
+Tensor allocate_like(const Tensor& like, DType dtype);
+Tensor allocate(Shape sizes, const Tensor& device_of, DType dtype);
+inline Tensor nothing(const Tensor& device_of, DType dtype) { return allocate(std::array<int64_t, 1>{0}, device_of, dtype); }
+Tensor as_contiguous(const Tensor& tensor);
+Tensor to_dtype(const Tensor& tensor, DType dtype);
+
+// Calls an op through the dispatcher.
+template <class Result, class... Args>
+Result call(const char* op, const Args&... args) {
+  namespace detail = torch::stable::detail;
+  if constexpr (requires { std::tuple_size<Result>::value; }) {
+    constexpr size_t results = std::tuple_size_v<Result>;
+    std::array<StableIValue, (sizeof...(Args) > results ? sizeof...(Args) : results)> stack{detail::from(args)...};
+    STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
+    return [&]<size_t... K>(std::index_sequence<K...>) {
+      return Result{detail::to<std::tuple_element_t<K, Result>>(stack[K])...};
+    }(std::make_index_sequence<results>{});
+  } else {
+    std::array<StableIValue, sizeof...(Args)> stack{detail::from(args)...};
+    STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
+    return detail::to<Result>(stack[0]);
+  }
+}
+
+// f(begin, end) over [0, count) on torch's thread pool, in tasks of at least 128 KiB; at once where that is all.
+template <class F>
+void run_on_threads(int64_t count, int64_t bytes_each, const F& f) {
+  const int64_t grain = std::max<int64_t>(1, (1 << 17) / std::max<int64_t>(1, bytes_each));
+  if (count <= grain)
+    f(int64_t{0}, count);
+  else
+    torch::stable::parallel_for(0, count, grain, f);
+}
+
+}  // namespace fastops
+
+// Registers torch.ops.fastops.<name> for the CPU and CUDA keys, and <name>_reference with the same signature, whose
+// kernel is the plain composition in src/fastops/ops. "name(Tensor input) -> Tensor" is the one source of the schema.
+#if FASTOPS_CUDA_ENABLED
+#define FASTOPS_OP_CUDA(name, function) \
+  STABLE_TORCH_LIBRARY_IMPL(fastops, CUDA, m) { m.impl(name, TORCH_BOX(&function)); }
+#else
+#define FASTOPS_OP_CUDA(name, function)
+#endif
+#define FASTOPS_OP(name, signature, function)                                                                       \
+  static_assert(::fastops::schema::matches(signature, &function), "schema and C++ function disagree: " name);        \
+  STABLE_TORCH_LIBRARY_FRAGMENT(fastops, m) {                                                                        \
+    m.def(name signature);                                                                                           \
+    m.def(name "_reference" signature);                                                                              \
+  }                                                                                                                  \
+  STABLE_TORCH_LIBRARY_IMPL(fastops, CPU, m) { m.impl(name, TORCH_BOX(&function)); }                                 \
+  FASTOPS_OP_CUDA(name, function)

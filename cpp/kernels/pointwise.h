@@ -1,0 +1,111 @@
+#pragma once
+// The loop of every elementwise CPU kernel.
+#include "core/pointwise.h"
+#include "kernels/simd.h"
+
+namespace fastops::FASTOPS_ISA {
+
+// What f returns for several outputs.
+template <class V, int N>
+struct many {
+  V values[N];
+};
+
+template <class T, class V>
+FASTOPS_INLINE void store_outputs(T* const* out, int64_t at, int64_t n, V v) {
+  n == simd<accumulate_t<T>>::size ? store(out[0] + at, v) : store_first(out[0] + at, n, v);
+}
+template <class T, class V, int N>
+FASTOPS_INLINE void store_outputs(T* const* out, int64_t at, int64_t n, many<V, N> v) {
+  for (int k = 0; k < N; ++k) store_outputs(out + k, at, n, v.values[k]);
+}
+
+template <int Inputs, class F, class V>
+FASTOPS_INLINE auto apply(F& f, const V* in) {
+  if constexpr (Inputs == 1) return f(in[0]);
+  if constexpr (Inputs == 2) return f(in[0], in[1]);
+  if constexpr (Inputs == 4) return f(in[0], in[1], in[2], in[3]);
+  if constexpr (Inputs == 6) return f(in[0], in[1], in[2], in[3], in[4], in[5]);
+}
+
+// n elements at unit stride.
+template <class T, int Outputs, int Inputs, class F>
+void pointwise_run(T* const* data, int64_t n, F& f) {
+  constexpr int W = simd<accumulate_t<T>>::size;
+  T* const* inputs = data + Outputs;
+  vec_t<T> in[Inputs];
+  int64_t i = 0;
+  for (; i + W <= n; i += W) {
+    for (int k = 0; k < Inputs; ++k) in[k] = load(inputs[k] + i);
+    store_outputs(data, i, W, apply<Inputs>(f, in));
+  }
+  if (i < n) {
+    for (int k = 0; k < Inputs; ++k) in[k] = load_first(inputs[k] + i, n - i);
+    store_outputs(data, i, n - i, apply<Inputs>(f, in));
+  }
+}
+
+// n elements at any strides: gathered a block at a time, so that the arithmetic is that of the contiguous case.
+template <class T, int Outputs, int Inputs, class F>
+void pointwise_gather(T* const* data, const int64_t* strides, int64_t n, F& f) {
+  constexpr int64_t kBlock = 256;
+  T buffer[Outputs + Inputs][kBlock];
+  T* at[Outputs + Inputs];
+  for (int64_t i = 0; i < n; i += kBlock) {
+    const int64_t count = n - i < kBlock ? n - i : kBlock;
+    for (int k = 0; k < Outputs + Inputs; ++k) {
+      T* from = data[k] + i * strides[k];
+      at[k] = strides[k] == 1 ? from : buffer[k];
+      if (k >= Outputs && strides[k] != 1)
+        for (int64_t j = 0; j < count; ++j) buffer[k][j] = from[j * strides[k]];
+    }
+    pointwise_run<T, Outputs, Inputs>(at, count, f);
+    for (int k = 0; k < Outputs; ++k)
+      if (strides[k] != 1)
+        for (int64_t j = 0; j < count; ++j) data[k][(i + j) * strides[k]] = buffer[k][j];
+  }
+}
+
+template <class T, int Outputs, int Inputs, class F>
+void pointwise_elements(const Pointwise& p, int64_t begin, int64_t end, F& f) {
+  constexpr int kOperands = Outputs + Inputs;
+  T* data[kOperands];
+  if (p.is_contiguous()) {
+    for (int k = 0; k < kOperands; ++k) data[k] = static_cast<T*>(p.data[k]) + begin;
+    return pointwise_run<T, Outputs, Inputs>(data, end - begin, f);
+  }
+  int64_t index[kMaxDims], rest = begin;
+  for (int d = 0; d < p.ndim; ++d) {
+    index[d] = rest % p.sizes[d];
+    rest /= p.sizes[d];
+  }
+  int64_t inner[kOperands];
+  bool unit = true;
+  for (int k = 0; k < kOperands; ++k) {
+    inner[k] = p.strides[k][0];
+    unit &= inner[k] == 1;
+  }
+  while (begin < end) {
+    for (int k = 0; k < kOperands; ++k) {
+      int64_t offset = 0;
+      for (int d = 0; d < p.ndim; ++d) offset += index[d] * p.strides[k][d];
+      data[k] = static_cast<T*>(p.data[k]) + offset;
+    }
+    const int64_t left = p.sizes[0] - index[0], n = left < end - begin ? left : end - begin;
+    unit ? pointwise_run<T, Outputs, Inputs>(data, n, f) : pointwise_gather<T, Outputs, Inputs>(data, inner, n, f);
+    begin += n;
+    index[0] += n;
+    for (int d = 0; d + 1 < p.ndim && index[d] == p.sizes[d]; ++d) {
+      index[d] = 0;
+      ++index[d + 1];
+    }
+  }
+}
+
+// f takes one vector an input and returns a vector, or many<> of them: float lanes for f16, bf16 and f32, double for f64.
+template <int Inputs, int Outputs = 1, class F>
+FASTOPS_INLINE void pointwise(DType dtype, const Pointwise& p, int64_t begin, int64_t end, F f) {
+  dispatch(dtype, [&](auto t) { pointwise_elements<typename decltype(t)::type, Outputs, Inputs>(p, begin, end, f); });
+}
+
+}  // namespace fastops::FASTOPS_ISA

@@ -1,0 +1,15 @@
+// relu(x) = max(x, 0), NaN kept;   relu_backward(grad, y) = grad where y > 0, else 0
+#include "kernels/math.h"
+#include "kernels/pointwise.h"
+
+namespace fastops::FASTOPS_ISA {
+
+void relu(DType dtype, const Pointwise& p, int64_t begin, int64_t end) {
+  pointwise<1>(dtype, p, begin, end, [](auto x) { return select(x <= 0, like(x, 0), x); });
+}
+
+void relu_backward(DType dtype, const Pointwise& p, int64_t begin, int64_t end) {
+  pointwise<2>(dtype, p, begin, end, [](auto grad, auto y) { return select(y > 0, grad, like(y, 0)); });
+}
+
+}  // namespace fastops::FASTOPS_ISA

@@ -1,0 +1,117 @@
+// linear: what surrounds the GEMM, activation(x + bias) and its derivative
+#include "core/rows_edge.h"
+#include "kernels/linear.h"
+
+namespace fastops {
+
+FASTOPS_CPU_KERNEL(linear_epilogue, LinearEpilogueCpu);
+FASTOPS_CPU_KERNEL(linear_epilogue_backward, LinearEpilogueBackwardCpu);
+FASTOPS_CUDA_KERNEL(linear_epilogue, LinearEpilogueCuda);
+FASTOPS_CUDA_KERNEL(linear_epilogue_backward, LinearEpilogueBackwardCuda);
+FASTOPS_CUDA_KERNEL(linear_epilogue_backward_chunks, LinearEpilogueChunksCuda);
+
+namespace ops {
+
+using Pair = std::tuple<Tensor, Tensor>;
+
+static Activation activation_of(const char* op, const std::string& name) {
+  constexpr const char* names[] = {"none", "relu", "sigmoid", "gelu", "silu"};
+  for (int k = 0; k < 5; ++k)
+    if (name == names[k]) return static_cast<Activation>(k);
+  fail(op, "activation must be one of none, relu, sigmoid, gelu, silu, got ", name);
+}
+
+static void check_bias(const char* op, const OptionalTensor& bias, const Tensor& input) {
+  FASTOPS_CHECK(input.dim() > 0, op, "input must have at least 1 dimension, got []");
+  if (bias) check_parameter(op, "bias", *bias, Shape(input.sizes().data() + input.dim() - 1, 1), input);
+}
+
+Tensor linear_epilogue(const Tensor& input, OptionalTensor bias, const std::string& activation) {
+  if (!kernels_take(input)) return call<Tensor>("fastops::linear_epilogue_reference", input, bias, activation);
+  check_bias("linear_epilogue", bias, input);
+  Tensor x = as_contiguous(input), output = allocate(input.sizes(), input, *dtype_of(input));
+  LinearEpilogue a;
+  a.activation = activation_of("linear_epilogue", activation);
+  if (input.numel() == 0) return output;
+  a.dtype = *dtype_of(input);
+  a.parameter = bias ? *dtype_of(*bias) : a.dtype;
+  a.n = input.size(input.dim() - 1);
+  a.rows = input.numel() / a.n;
+  a.input = x.const_data_ptr();
+  if (bias) bias = as_contiguous(*bias);
+  a.bias = data_or_null(bias);
+  a.output = output.mutable_data_ptr();
+  if (input.is_cuda()) {
+    cuda::Launch launch("linear_epilogue", input.get_device_index());
+    launch.check(linear_epilogue_cuda[launch.group()](a, launch.stream()));
+  } else {
+    run_on_threads(a.rows, a.n * size_of(a.dtype),
+                   [&](int64_t begin, int64_t end) { linear_epilogue_cpu[isa()](a, begin, end); });
+  }
+  return output;
+}
+
+// `saved` is the output for relu and sigmoid, the input otherwise. The bias gradient is empty if not asked for.
+Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalTensor bias, const std::string& activation,
+                              bool need_bias) {
+  if (!kernels_take(saved))
+    return call<Pair>("fastops::linear_epilogue_backward_reference", grad, saved, bias, activation, need_bias);
+  const char* op = "linear_epilogue_backward";
+  check_bias(op, bias, saved);
+  check_same_device(op, "grad", grad, "saved", saved);
+  FASTOPS_CHECK(grad.scalar_type() == saved.scalar_type(), op, "grad must have dtype ", text_of(saved.scalar_type()),
+                ", got ", text_of(grad.scalar_type()));
+  FASTOPS_CHECK(same_shape(grad.sizes(), saved.sizes()), op, "grad must have shape ", text_of(saved.sizes()), ", got ",
+                text_of(grad.sizes()));
+  const DType dtype = *dtype_of(saved), stat = accumulate_type(dtype), bias_dtype = bias ? *dtype_of(*bias) : dtype;
+  const int64_t n = saved.size(saved.dim() - 1);
+  Tensor grad_input = allocate(saved.sizes(), saved, dtype);
+  Tensor grad_bias = need_bias ? allocate(std::array<int64_t, 1>{n}, saved, bias_dtype) : nothing(saved, bias_dtype);
+  LinearEpilogueBackward a;
+  a.activation = activation_of(op, activation);
+  if (saved.numel() == 0) {
+    if (need_bias) torch::stable::zero_(grad_bias);
+    return {grad_input, grad_bias};
+  }
+  Tensor g = as_contiguous(grad), s = as_contiguous(saved), partial = nothing(saved, stat);
+  a.dtype = dtype;
+  a.parameter = bias_dtype;
+  a.n = n;
+  a.rows = saved.numel() / n;
+  a.grad = g.const_data_ptr();
+  a.saved = s.const_data_ptr();
+  if (bias) bias = as_contiguous(*bias);
+  a.bias = data_or_null(bias);
+  a.grad_input = grad_input.mutable_data_ptr();
+  a.partial = nullptr;
+  a.chunks = cpu_chunks(a.rows);
+  auto make_partial = [&] {
+    if (!need_bias) return;
+    partial = allocate(std::array<int64_t, 2>{a.chunks, n}, saved, stat);
+    a.partial = partial.mutable_data_ptr();
+  };
+  if (saved.is_cuda()) {
+    cuda::Launch launch(op, saved.get_device_index());
+    a.chunks = linear_epilogue_backward_chunks_cuda[launch.group()](a);
+    make_partial();
+    launch.check(linear_epilogue_backward_cuda[launch.group()](a, launch.stream()));
+  } else {
+    make_partial();
+    const int64_t rows_each = (a.rows + a.chunks - 1) / a.chunks;
+    run_on_threads(a.chunks, rows_each * n * size_of(dtype),
+                   [&](int64_t begin, int64_t end) { linear_epilogue_backward_cpu[isa()](a, begin, end); });
+  }
+  if (need_bias) {
+    ColumnSum columns{stat, bias_dtype, a.partial, a.chunks, n, n, grad_bias.mutable_data_ptr()};
+    sum_columns(op, saved, &columns, 1);
+  }
+  return {grad_input, grad_bias};
+}
+
+FASTOPS_OP("linear_epilogue", "(Tensor input, Tensor? bias, str activation) -> Tensor", linear_epilogue);
+FASTOPS_OP("linear_epilogue_backward",
+           "(Tensor grad, Tensor saved, Tensor? bias, str activation, bool need_bias) -> (Tensor, Tensor)",
+           linear_epilogue_backward);
+
+}  // namespace ops
+}  // namespace fastops

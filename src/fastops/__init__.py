@@ -1,0 +1,3 @@
+import torch
+from . import _C
+from .ops import *

@@ -1,0 +1,30 @@
+"""Autocast for the functions that torch casts too: done before the op, so that the casts are differentiated by torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def lower_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """As torch does for GEMMs: under autocast, floating-point tensors other than float64 in autocast's dtype."""
+    first = tensors[0]
+    assert first is not None
+    device = first.device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t.to(dtype) if _castable(t) else t for t in tensors)
+
+
+def single_precision_on_cuda(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """As torch does for layer_norm: under CUDA autocast the half types in float32; on CPU nothing."""
+    first = tensors[0]
+    assert first is not None
+    if not (first.is_cuda and torch.is_autocast_enabled("cuda")):
+        return tensors
+    return tuple(t.float() if _castable(t) else t for t in tensors)
+
+
+def _castable(t: Tensor | None) -> bool:
+    return t is not None and t.is_floating_point() and t.dtype != torch.float64

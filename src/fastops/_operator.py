@@ -1,0 +1,175 @@
+"""From one declaration an operator that is cheap in eager mode and right under every transform.
+
+A raw op (``torch.ops.fastops.x``) carries kernels and a fake, no autograd. :class:`Operator` adds what a user expects of
+a PyTorch function:
+
+* nothing asks for a derivative: the raw op is called as it is;
+* plain eager and ``torch.compile``: a ``ctx``-style ``autograd.Function``, the cheapest kind;
+* under ``torch.func`` transforms: its ``setup_context`` twin, with a ``vmap`` rule;
+* forward-mode derivatives: the plain reference, which PyTorch differentiates itself. (A ``jvp`` rule on the twin gives
+  wrong results when forward mode is nested.)
+
+First derivatives come from the declared ``backward``, which calls kernels. What lies beyond, the derivative of a backward
+or a batch that a kernel cannot take, comes from the reference too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import Function, forward_ad
+
+_functorch_active = torch._C._are_functorch_transforms_active
+_functorch_level = torch._C._functorch.peek_interpreter_stack  # the one of the two that Dynamo can trace
+_compiling = torch.compiler.is_dynamo_compiling
+_grad_enabled = torch.is_grad_enabled
+
+_library = torch.library.Library("fastops", "FRAGMENT")
+
+
+class Operator:
+    """A raw op with its fake, its plain reference and its derivative; calling it is the differentiable function.
+
+    Args:
+        name: the raw op's name in ``torch.ops.fastops``.
+        reference: the same function in plain PyTorch, same arguments. It is the kernel for devices and dtypes that ours
+            do not take, and the source of second derivatives, forward mode and unusual batches.
+        fake: the same arguments to empty outputs of the right shape, strides and dtype.
+        save: ``save(ctx, inputs, outputs)`` keeps what ``backward`` needs; without ``backward``, all inputs are kept.
+        backward: ``backward(ctx, *grad_outputs)`` returns a gradient or None for each input. None: derived from the
+            reference.
+        outputs: how many outputs are differentiable; those after them are statistics for ``backward``.
+        batch: ``batch(size, in_dims, *inputs)`` returns the inputs with the batch as leading dimension, if the raw op then
+            treats its elements apart, or None. Without it every batch goes through ``torch.vmap`` of the reference.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reference: Callable[..., Any],
+        fake: Callable[..., Any],
+        *,
+        save: Callable[..., None] | None = None,
+        backward: Callable[..., Any] | None = None,
+        outputs: int = 1,
+        batch: Callable[..., Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.reference = reference
+        self.outputs = outputs
+        self.batch = batch
+        self.raw = getattr(torch.ops.fastops, name).default
+        self.save = save if backward else _save_inputs
+        self.backward = backward or _backward_of(reference)
+        torch.library.register_fake(f"fastops::{name}", fake, lib=_library)
+        for op in (name, f"{name}_reference"):
+            _library.impl(op, reference, "CompositeExplicitAutograd")
+        # The builtin behind the overload saves a Python frame on the hot path; Dynamo wants the overload.
+        self._fast = self.raw._op
+        self._eager = _eager_function(self).apply
+        self._twin = _twin_function(self).apply
+
+    def __call__(self, *inputs: Any) -> Any:
+        if _compiling() or _functorch_active() or forward_ad._current_level >= 0:
+            return self._public(self._transformed(inputs))
+        if _grad_enabled():
+            for x in inputs:
+                if isinstance(x, torch.Tensor) and x.requires_grad:
+                    return self._eager(*inputs)
+        return self._public(self._fast(*inputs))
+
+    def _public(self, result: Any) -> Any:
+        if type(result) is not tuple:
+            return result
+        return result[0] if self.outputs == 1 else result[: self.outputs]
+
+    def _transformed(self, inputs: tuple[Any, ...]) -> Any:
+        if forward_ad._current_level >= 0:
+            return self.reference(*inputs)
+        if not _compiling():
+            return self._twin(*inputs)
+        if _functorch_level() is not None:
+            return self.reference(*inputs)
+        if _grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
+            return self._eager(*inputs)
+        return self.raw(*inputs)
+
+
+def _eager_function(op: Operator) -> type[Function]:
+    raw, save, public = op.raw, op.save, op._public
+
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        result = raw(*inputs)
+        save(ctx, inputs, result)
+        return public(result)
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(op.backward)}
+    return type(op.name, (Function,), methods)
+
+
+def _twin_function(op: Operator) -> type[Function]:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        op.save(ctx, inputs, output)
+        if isinstance(output, tuple):
+            ctx.mark_non_differentiable(*output[op.outputs :])
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return op.backward(ctx, *grads[: op.outputs])
+
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        batched = op.batch(info.batch_size, in_dims, *inputs) if op.batch else None
+        out = op._twin(*batched) if batched else torch.vmap(op.reference, in_dims)(*inputs)
+        return out, tuple(0 for _ in out) if isinstance(out, tuple) else 0
+
+    methods = {
+        "forward": staticmethod(lambda *inputs: op.raw(*inputs)),
+        "setup_context": staticmethod(setup_context),
+        "backward": staticmethod(backward),
+        "vmap": staticmethod(vmap),
+    }
+    return type(op.name, (Function,), methods)
+
+
+def _save_inputs(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
+    ctx.tensors_at = [k for k, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
+    ctx.inputs = [None if isinstance(x, torch.Tensor) else x for x in inputs]
+    ctx.save_for_backward(*(inputs[k] for k in ctx.tensors_at))
+
+
+def _backward_of(reference: Callable[..., Any]) -> Callable[..., Any]:
+    """The backward of a function that is known only by its plain composition."""
+
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        inputs = list(ctx.inputs)
+        for k, tensor in zip(ctx.tensors_at, ctx.saved_tensors, strict=True):
+            inputs[k] = tensor
+        wanted = [k for k in ctx.tensors_at if ctx.needs_input_grad[k]]
+
+        def of_wanted(*values: Any) -> Any:
+            for k, value in zip(wanted, values, strict=True):
+                inputs[k] = value
+            return reference(*inputs)
+
+        outputs, vjp = torch.func.vjp(of_wanted, *(inputs[k] for k in wanted))
+        found = vjp(tuple(grads) if isinstance(outputs, tuple) else grads[0])
+        result: list[Any] = [None] * len(inputs)
+        for k, gradient in zip(wanted, found, strict=True):
+            result[k] = gradient
+        return tuple(result)
+
+    return backward
+
+
+def elementwise_batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, ...]:
+    """The ``batch`` rule of an op whose tensors all have one shape."""
+    return tuple(
+        x.movedim(d, 0) if d is not None else x.expand(size, *x.shape) if isinstance(x, torch.Tensor) else x
+        for x, d in zip(inputs, in_dims, strict=True)
+    )
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """``x`` in the dtype that kernels compute in: float32 for the half types."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

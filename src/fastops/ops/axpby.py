@@ -1,0 +1,95 @@
+"""axpby: alpha·x + beta·y."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._operator import Operator, elementwise_batch, wide
+
+
+def axpby_reference(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+    out = alpha * wide(x) + beta * wide(y)
+    return out.to(x.dtype) if x.is_floating_point() or x.is_complex() else out
+
+
+def axpby_backward_reference(grad: Tensor, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
+    return alpha * grad, beta * grad
+
+
+def _fake(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+    shape = torch.broadcast_shapes(x.shape, y.shape)
+    dtype = x.dtype if x.is_floating_point() or x.is_complex() else torch.get_default_dtype()
+    for like in (x, y):
+        if like.shape == shape:
+            return torch.empty_like(like, dtype=dtype)
+    return x.new_empty(shape, dtype=dtype)
+
+
+def _batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, ...]:
+    x, y, alpha, beta = inputs
+    rank = max(t.dim() - (d is not None) for t, d in zip((x, y), in_dims, strict=False))
+
+    def lead(t: Tensor, d: int | None) -> Tensor:
+        if d is None:
+            return t
+        t = t.movedim(d, 0)
+        return t.reshape(size, *(1,) * (rank + 1 - t.dim()), *t.shape[1:])
+
+    return lead(x, in_dims[0]), lead(y, in_dims[1]), alpha, beta
+
+
+_backward_op = Operator(
+    "axpby_backward",
+    axpby_backward_reference,
+    lambda grad, alpha, beta: (torch.empty_like(grad), torch.empty_like(grad)),
+    outputs=2,
+    batch=elementwise_batch,
+)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, y, ctx.alpha, ctx.beta = inputs
+    ctx.shapes = x.shape, y.shape
+
+
+def _backward(ctx: Any, grad: Tensor) -> Any:
+    need_x, need_y = ctx.needs_input_grad[:2]
+    x_shape, y_shape = ctx.shapes
+    if need_x and need_y and x_shape == y_shape:
+        return *_backward_op(grad, ctx.alpha, ctx.beta), None, None
+    grad_x = ctx.alpha * grad.sum_to_size(x_shape) if need_x else None
+    grad_y = ctx.beta * grad.sum_to_size(y_shape) if need_y else None
+    return grad_x, grad_y, None, None
+
+
+_op = Operator("axpby", axpby_reference, _fake, save=_save, backward=_backward, batch=_batch)
+
+
+def axpby(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+    r"""Scaled sum of two tensors.
+
+    .. math:: z = \alpha x + \beta y, \qquad
+              \frac{\partial L}{\partial x} = \alpha\,\frac{\partial L}{\partial z}, \quad
+              \frac{\partial L}{\partial y} = \beta\,\frac{\partial L}{\partial z}
+
+    with each gradient summed over the dimensions along which its input was broadcast.
+
+    Args:
+        x, y: shapes that broadcast, any strides, one device. Different dtypes are promoted as in ``x + y``. float16,
+            bfloat16, float32 and float64 on CPU and CUDA run our kernels; other dtypes and devices the plain composition.
+        alpha: factor of ``x``.
+        beta: factor of ``y``.
+
+    Returns:
+        A new tensor of the broadcast shape and the promoted dtype. The half types are computed in float32, rounded once.
+
+    Raises:
+        RuntimeError: shapes that do not broadcast, or tensors on different devices.
+    """
+    if x.dtype != y.dtype:
+        dtype = torch.result_type(x, y)
+        x, y = x.to(dtype), y.to(dtype)
+    return _op(x, y, alpha, beta)

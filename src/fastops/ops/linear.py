@@ -1,0 +1,129 @@
+"""linear: a GEMM by torch, then bias and activation in one pass of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._autocast import lower_precision
+from .._operator import Operator, wide
+
+ACTIVATIONS = ("relu", "sigmoid", "gelu", "silu")
+_FROM_OUTPUT = ("relu", "sigmoid")  # their derivative is a function of the output
+
+
+def _activate(u: Tensor, activation: str) -> Tensor:
+    if activation == "relu":
+        return torch.where(u <= 0, 0, u)
+    if activation == "gelu":
+        return F.gelu(u)
+    if activation == "silu":
+        return u * torch.sigmoid(u)
+    return torch.sigmoid(u) if activation == "sigmoid" else u
+
+
+def _derivative(s: Tensor, activation: str) -> Tensor:
+    """At the output for relu and sigmoid, at the input for gelu and silu."""
+    if activation == "sigmoid":
+        return s * (1 - s)
+    if activation == "gelu":
+        pdf = torch.exp(-0.5 * s * s) * 0.3989422804014327
+        return torch.special.ndtr(s) + s * pdf
+    y = torch.sigmoid(s)
+    return y * (1 + s * (1 - y))
+
+
+def linear_epilogue_reference(input: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    u = wide(input) if bias is None else wide(input) + bias
+    return _activate(u, activation).to(input.dtype)
+
+
+def linear_epilogue_backward_reference(
+    grad: Tensor, saved: Tensor, bias: Tensor | None, activation: str, need_bias: bool
+) -> tuple[Tensor, Tensor]:
+    g, s = wide(grad), wide(saved)
+    if bias is not None and activation not in _FROM_OUTPUT:
+        s = s + bias
+    if activation == "relu":
+        g = torch.where(s > 0, g, 0)
+    elif activation != "none":
+        g = g * _derivative(s, activation)
+    bias_dtype = saved.dtype if bias is None else bias.dtype
+    grad_bias = g.reshape(-1, g.shape[-1]).sum(0) if need_bias else g.new_empty(0)
+    return g.to(saved.dtype), grad_bias.to(bias_dtype)
+
+
+def _fake(input: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    return input.new_empty(input.shape)
+
+
+def _fake_backward(
+    grad: Tensor, saved: Tensor, bias: Tensor | None, activation: str, need_bias: bool
+) -> tuple[Tensor, Tensor]:
+    n = saved.shape[-1] if need_bias else 0
+    return saved.new_empty(saved.shape), saved.new_empty(n, dtype=saved.dtype if bias is None else bias.dtype)
+
+
+def _batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+    input, bias, activation = inputs
+    if in_dims[1] is not None:
+        return None  # one bias an element
+    return input.movedim(in_dims[0], 0), bias, activation
+
+
+_backward_op = Operator(
+    "linear_epilogue_backward", linear_epilogue_backward_reference, _fake_backward, outputs=2
+)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    input, bias, ctx.activation = inputs
+    ctx.save_for_backward(output if ctx.activation in _FROM_OUTPUT else input, bias)
+
+
+def _backward(ctx: Any, grad: Tensor) -> Any:
+    saved, bias = ctx.saved_tensors
+    need_bias = ctx.needs_input_grad[1]
+    grad_input, grad_bias = _backward_op(grad, saved, bias, ctx.activation, need_bias)
+    return grad_input, grad_bias if need_bias else None, None
+
+
+_epilogue = Operator(
+    "linear_epilogue", linear_epilogue_reference, _fake, save=_save, backward=_backward, batch=_batch
+)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+    r"""Affine map with an activation.
+
+    .. math:: y = a(x W^\top + b)
+
+    torch multiplies the matrices; bias and activation are one pass of ours over the product, and so are the activation's
+    derivative and the bias gradient. ``relu`` and ``sigmoid`` keep the output for the backward, ``gelu`` and ``silu`` the
+    product.
+
+    Args:
+        input: ``[*, in_features]``, any strides.
+        weight: ``[out_features, in_features]``, of ``input``'s dtype.
+        bias: ``[out_features]``, of ``input``'s dtype, or float32 beside a half-precision input. None: 0.
+        activation: None, ``"relu"``, ``"sigmoid"``, ``"gelu"`` (exact, by the normal distribution function) or ``"silu"``.
+
+    Returns:
+        ``[*, out_features]`` of ``input``'s dtype.
+
+    Raises:
+        ValueError: an unknown activation.
+        RuntimeError: shapes, dtypes or devices that do not fit.
+
+    With ``activation=None`` and a bias of ``input``'s dtype this is :func:`torch.nn.functional.linear` itself. Under autocast
+    all tensors are cast to its dtype, as torch does.
+    """
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ValueError(f"[linear] activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    input, weight, bias = lower_precision(input, weight, bias)  # type: ignore[assignment]
+    if activation is None and (bias is None or bias.dtype == input.dtype):
+        return F.linear(input, weight, bias)
+    return _epilogue(F.linear(input, weight), bias, activation or "none")

@@ -1,0 +1,109 @@
+"""lltm: the recurrent cell of PyTorch's C++ extension tutorial; GEMM by torch, the pointwise cell by one kernel of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._autocast import lower_precision
+from .._operator import Operator, wide
+
+Pair = tuple[Tensor, Tensor]
+
+
+def lltm_cell_reference(gates: Tensor, old_cell: Tensor) -> Pair:
+    g0, g1, g2 = wide(gates).chunk(3, dim=-1)
+    new_cell = wide(old_cell) + F.elu(g2) * torch.sigmoid(g0)
+    new_h = torch.tanh(new_cell) * torch.sigmoid(g1)
+    return new_h.to(gates.dtype), new_cell.to(gates.dtype)
+
+
+def lltm_cell_backward_reference(grad_h: Tensor, grad_cell: Tensor, gates: Tensor, old_cell: Tensor) -> Pair:
+    g0, g1, g2 = wide(gates).chunk(3, dim=-1)
+    grad_h, grad_cell = wide(grad_h), wide(grad_cell)
+    gate_in, gate_out, candidate = torch.sigmoid(g0), torch.sigmoid(g1), F.elu(g2)
+    t = torch.tanh(wide(old_cell) + candidate * gate_in)
+    d_cell = grad_cell + grad_h * gate_out * (1 - t * t)
+    d_in = d_cell * candidate * gate_in * (1 - gate_in)
+    d_out = grad_h * t * gate_out * (1 - gate_out)
+    d_candidate = d_cell * gate_in * torch.where(g2 > 0, 1, candidate + 1)
+    return torch.cat([d_in, d_out, d_candidate], -1).to(gates.dtype), d_cell.to(gates.dtype)
+
+
+_backward_op = Operator(
+    "lltm_cell_backward",
+    lltm_cell_backward_reference,
+    lambda grad_h, grad_cell, gates, old_cell: (gates.new_empty(gates.shape), gates.new_empty(old_cell.shape)),
+    outputs=2,
+)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad_h: Tensor, grad_cell: Tensor) -> Any:
+    return _backward_op(grad_h, grad_cell, *ctx.saved_tensors)
+
+
+_cell = Operator(
+    "lltm_cell",
+    lltm_cell_reference,
+    lambda gates, old_cell: (gates.new_empty(old_cell.shape), gates.new_empty(old_cell.shape)),
+    save=_save,
+    backward=_backward,
+    outputs=2,
+)
+
+
+def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> Pair:
+    r"""One step of the long long-term memory cell: an LSTM without forget gate, with an ELU.
+
+    .. math:: X = [h, x], \quad (g_0, g_1, g_2) = X W^\top + b, \quad
+              c' = c + \mathrm{elu}(g_2)\,\sigma(g_0), \quad h' = \tanh(c')\,\sigma(g_1)
+
+    torch multiplies the matrices; the cell is one kernel of ours forward and one backward, which makes the gates'
+    activations again from the product and keeps nothing else.
+
+    Args:
+        input: :math:`x`, ``[batch, features]``.
+        weights: :math:`W`, ``[3 * state, state + features]``, the rows of :math:`g_0, g_1, g_2` in turn.
+        bias: :math:`b`, ``[3 * state]`` or ``[1, 3 * state]``.
+        old_h: :math:`h`, ``[batch, state]``.
+        old_cell: :math:`c`, ``[batch, state]``.
+
+    All of one dtype and device; under autocast all are cast to its dtype, as torch does for its LSTM cell on CUDA.
+
+    Returns:
+        ``(new_h, new_cell)``, :math:`h'` and :math:`c'`, each ``[batch, state]``.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices that do not fit.
+
+    From the tutorial "Custom C++ and CUDA Extensions" (P. Goldsborough), whose CUDA version loses digits in float64.
+    """
+    input, weights, bias, old_h, old_cell = lower_precision(input, weights, bias, old_h, old_cell)  # type: ignore[assignment]
+    _check(input, weights, bias, old_h, old_cell)
+    gates = F.linear(torch.cat([old_h, input], 1), weights, bias.reshape(-1))
+    return _cell(gates, old_cell)
+
+
+def _check(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> None:
+    if input.dim() != 2:
+        raise RuntimeError(f"[lltm] input must have shape [batch, features], got {list(input.shape)}")
+    batch, features = input.shape
+    if old_h.dim() != 2 or old_h.shape[0] != batch:
+        raise RuntimeError(f"[lltm] old_h must have shape [{batch}, state], got {list(old_h.shape)}")
+    state = old_h.shape[1]
+    expected = {"weights": (weights, [3 * state, state + features]), "old_cell": (old_cell, [batch, state])}
+    for name, (tensor, shape) in expected.items():
+        if list(tensor.shape) != shape:
+            raise RuntimeError(f"[lltm] {name} must have shape {shape}, got {list(tensor.shape)}")
+    if list(bias.shape) not in ([3 * state], [1, 3 * state]):
+        raise RuntimeError(f"[lltm] bias must have shape [{3 * state}] or [1, {3 * state}], got {list(bias.shape)}")
+    for name, tensor in (("weights", weights), ("bias", bias), ("old_h", old_h), ("old_cell", old_cell)):
+        if tensor.dtype != input.dtype:
+            raise RuntimeError(f"[lltm] {name} must have input's dtype {input.dtype}, got {tensor.dtype}")

@@ -1,0 +1,60 @@
+"""sigmoid: 1 / (1 + e^-x)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._operator import Operator, elementwise_batch, wide
+
+
+def sigmoid_reference(input: Tensor) -> Tensor:
+    return torch.sigmoid(input)
+
+
+def sigmoid_backward_reference(grad: Tensor, output: Tensor) -> Tensor:
+    y = wide(output)
+    return (y * (1 - y) * wide(grad)).to(output.dtype)
+
+
+def _fake(input: Tensor) -> Tensor:
+    dtype = input.dtype if input.is_floating_point() or input.is_complex() else torch.get_default_dtype()
+    return torch.empty_like(input, dtype=dtype)
+
+
+_backward_op = Operator(
+    "sigmoid_backward",
+    sigmoid_backward_reference,
+    lambda grad, output: torch.empty_like(output),
+    batch=elementwise_batch,
+)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(output)
+
+
+def _backward(ctx: Any, grad: Tensor) -> Any:
+    return _backward_op(grad, *ctx.saved_tensors)
+
+
+_op = Operator("sigmoid", sigmoid_reference, _fake, save=_save, backward=_backward, batch=elementwise_batch)
+
+
+def sigmoid(input: Tensor) -> Tensor:
+    r"""Elementwise logistic function, from :math:`e^{-|x|}`, so that nothing overflows and both tails keep their digits.
+
+    .. math:: y = \frac{1}{1 + e^{-x}}, \qquad \frac{\partial L}{\partial x} = y\,(1 - y)\,\frac{\partial L}{\partial y}
+
+    Args:
+        input: any shape and strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our kernels; other dtypes
+            and devices the plain composition (integers give the default dtype).
+
+    Returns:
+        A new tensor of ``input``'s shape and dtype.
+
+    Same as :func:`torch.sigmoid`.
+    """
+    return _op(input)
