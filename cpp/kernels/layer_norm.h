@@ -29,7 +29,7 @@ struct LayerNormBackward {
   const void* rstd;
   const void* weight;   // null: 1
   void* grad_input;     // null: not asked for
-  void* partial;        // [chunks, 2, n] sums for weight and bias; null: neither asked for
+  void* partial;        // [chunks, 2, n] sums for weight and bias, then [rows] of scratch; null: neither asked for
   int64_t chunks;
 };
 

@@ -117,7 +117,7 @@ Triple layer_norm_backward(const Tensor& grad, const Tensor& input, const std::v
   const bool sums = need_weight || need_bias;
   auto make_partial = [&] {
     if (!sums) return;
-    partial = allocate(std::array<int64_t, 3>{a.chunks, 2, a.n}, input, stat);
+    partial = allocate(std::array<int64_t, 1>{a.chunks * 2 * a.n + a.rows}, input, stat);
     a.partial = partial.mutable_data_ptr();
   };
   if (input.is_cuda()) {

@@ -1,0 +1,75 @@
+# The one list of commands: people, the pre-commit hook and CI call the same targets. `make` or `make help` prints them.
+
+PYTHON ?= python3#          the interpreter that .venv is made from, 3.10 or newer
+FASTOPS_CUDA ?= AUTO#       ON, OFF or AUTO: build the CUDA kernels if nvcc is found
+FASTOPS_CUDA_ARCHS ?= 80;90#  two keep development builds short; empty: every arch that nvcc supports
+ARGS ?=
+
+# The first pip that reads [dependency-groups] is 25.1.
+PIP_VERSION := 26.3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+SETTINGS := -C 'cmake.define.FASTOPS_CUDA=$(strip $(FASTOPS_CUDA))' \
+  -C 'cmake.define.FASTOPS_CUDA_ARCHS=$(strip $(FASTOPS_CUDA_ARCHS))'
+# Folders too, so that a file that comes or goes is seen.
+SOURCES := $(shell find CMakeLists.txt cmake cpp cuda)
+CXX_FILES := $(filter %.cpp %.h %.cu %.cuh,$(SOURCES) $(wildcard tools/new_op/*))
+
+.PHONY: help setup selftest test info wheel new-op format lint clean
+.DEFAULT_GOAL := help
+
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo 'Settings, as in `make test FASTOPS_CUDA=OFF`: PYTHON, FASTOPS_CUDA, FASTOPS_CUDA_ARCHS, ARGS.'
+
+setup: build/.installed ## .venv with the pinned tools and an editable build of the tree
+
+selftest: setup ## Prove the operators on this machine; ARGS="--quick --op relu", ARGS=--help
+	$(BIN)/python -m fastops.selftest $(ARGS)
+
+test: setup ## The tests, over all cores; ARGS="-k layer_norm -x"
+	$(BIN)/python -m pytest -n auto $(ARGS)
+
+info: setup ## What was built, what this machine has, what was chosen and why
+	$(BIN)/python -m fastops.info $(ARGS)
+
+wheel: .venv/.dependencies ## A wheel of this tree in dist/; FASTOPS_CUDA_ARCHS= for every arch
+	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist $(SETTINGS) .
+
+new-op: .venv/.dependencies ## The files of a new operator, from a template that passes; NAME=my_op
+	$(BIN)/python tools/new_op.py $(NAME)
+
+format: .venv/.dependencies ## Format and fix what can be fixed by itself
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+lint: .venv/.dependencies ## Check format, style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+clean: ## Remove what was built; .venv stays
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("fastops needs Python 3.10 or newer; try make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+
+# torch and the build tools first: the build runs without isolation, so that it sees this torch and brings no other.
+.venv/.dependencies: pyproject.toml | $(BIN)/python
+	$(PIP) install --quiet pip==$(PIP_VERSION)
+	$(PIP) install --quiet --group dev
+	@touch $@
+
+build/.installed: .venv/.dependencies build/.settings $(SOURCES)
+	$(PIP) install --quiet --no-build-isolation $(SETTINGS) --editable .
+	@touch $@
+
+# Rewritten when the settings differ from those of the last build.
+build/.settings: .FORCE
+	@mkdir -p build; printf '%s\n' "$(SETTINGS)" | cmp -s - $@ || printf '%s\n' "$(SETTINGS)" > $@
+.PHONY: .FORCE
+.FORCE:

@@ -1,0 +1,60 @@
+#pragma once
+// The element types on the device. No includes: NVRTC compiles this file too, with or without CUDA's headers.
+
+namespace fastops {
+namespace device {
+
+using int64 = long long;
+
+struct f16 {
+  unsigned short bits;
+};
+struct bf16 {
+  unsigned short bits;
+};
+
+// What a kernel computes in: float for the half types.
+template <class T>
+struct accumulate {
+  using type = float;
+};
+template <>
+struct accumulate<double> {
+  using type = double;
+};
+template <class T>
+using accumulate_t = typename accumulate<T>::type;
+
+__device__ inline float widen(float x) { return x; }
+__device__ inline double widen(double x) { return x; }
+__device__ inline float widen(f16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+__device__ inline float widen(bf16 x) { return __uint_as_float(static_cast<unsigned>(x.bits) << 16); }
+
+template <class T>
+__device__ inline T narrow(accumulate_t<T> x) {
+  return x;
+}
+template <>
+__device__ inline f16 narrow<f16>(float x) {
+  f16 y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+}
+template <>
+__device__ inline bf16 narrow<bf16>(float x) {
+  bf16 y;
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+#else
+  unsigned u = __float_as_uint(x);
+  y.bits = x != x ? 0x7fff : static_cast<unsigned short>((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+#endif
+  return y;
+}
+
+}  // namespace device
+}  // namespace fastops

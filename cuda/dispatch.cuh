@@ -1,0 +1,54 @@
+#pragma once
+// Host side of a launch: from run-time dtypes to template arguments, and questions to the current device.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "core/dtype.h"
+#include "device/types.cuh"
+
+namespace fastops {
+
+template <class T>
+struct tag {
+  using type = T;
+};
+
+template <class F>
+int dispatch(DType dtype, F f) {
+  switch (dtype) {
+    case DType::f16: return f(tag<device::f16>{});
+    case DType::bf16: return f(tag<device::bf16>{});
+    case DType::f32: return f(tag<float>{});
+    default: return f(tag<double>{});
+  }
+}
+
+// The type of affine parameters: the input's own, or f32 beside a half-precision input.
+template <class T, class F>
+int dispatch_parameter(DType parameter, F f) {
+  if constexpr (sizeof(T) == 2) {
+    if (parameter == DType::f32) return f(tag<float>{});
+  }
+  return f(tag<T>{});
+}
+
+template <class F>
+int dispatch_bool(bool value, F f) {
+  return value ? f(std::true_type{}) : f(std::false_type{});
+}
+
+inline int multiprocessors() {
+  int device = 0, count = 1;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+}  // namespace fastops

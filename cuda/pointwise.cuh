@@ -1,0 +1,149 @@
+#pragma once
+// The kernels and the launcher of every elementwise CUDA op.
+#include "core/pointwise.h"
+#include "device/math.cuh"
+#include "device/vector.cuh"
+#include "dispatch.cuh"
+
+namespace fastops::FASTOPS_ARCH {
+
+using device::accumulate_t;
+
+// What f returns for several outputs.
+template <class A, int N>
+struct many {
+  A values[N];
+};
+
+template <class A>
+__device__ inline A output(A value, int) {
+  return value;
+}
+template <class A, int N>
+__device__ inline A output(many<A, N> value, int k) {
+  return value.values[k];
+}
+
+template <int Inputs, class F, class A, int V>
+__device__ inline auto apply(const F& f, const A (&in)[Inputs][V], int j) {
+  if constexpr (Inputs == 1) return f(in[0][j]);
+  if constexpr (Inputs == 2) return f(in[0][j], in[1][j]);
+  if constexpr (Inputs == 4) return f(in[0][j], in[1][j], in[2][j], in[3][j]);
+  if constexpr (Inputs == 6) return f(in[0][j], in[1][j], in[2][j], in[3][j], in[4][j], in[5][j]);
+}
+
+template <class T, int V, int Outputs, int Inputs, class F>
+__device__ inline void pointwise_group(T* const (&data)[Outputs + Inputs], const F& f) {
+  using A = accumulate_t<T>;
+  A in[Inputs][V], out[Outputs][V];
+#pragma unroll
+  for (int k = 0; k < Inputs; ++k) device::load<true, V>(data[Outputs + k], V, in[k]);
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    auto value = apply<Inputs>(f, in, j);
+#pragma unroll
+    for (int k = 0; k < Outputs; ++k) out[k][j] = output(value, k);
+  }
+#pragma unroll
+  for (int k = 0; k < Outputs; ++k) device::store<true, V>(data[k], V, out[k]);
+}
+
+template <class T, int Operands>
+struct Pointers {
+  T* at[Operands];
+};
+
+constexpr int kThreads = 256;
+
+// One contiguous run each; a thread takes a group of V elements.
+template <class T, int V, int Outputs, int Inputs, class F>
+__global__ void __launch_bounds__(kThreads)
+    pointwise_contiguous(Pointers<T, Outputs + Inputs> operands, int64_t groups, F f) {
+  const int64_t g = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (g >= groups) return;
+  T* data[Outputs + Inputs];
+#pragma unroll
+  for (int k = 0; k < Outputs + Inputs; ++k) data[k] = operands.at[k] + g * V;
+  pointwise_group<T, V, Outputs, Inputs>(data, f);
+}
+
+// Any strides; sizes and strides of dimension 0 count groups of V elements. Index: 32 bits where the groups allow it.
+template <class T, int V, class Index, int Outputs, int Inputs, class F>
+__global__ void __launch_bounds__(kThreads) pointwise_strided(const __grid_constant__ Pointwise p, F f) {
+  const int64_t g = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (g >= p.numel) return;
+  T* data[Outputs + Inputs];
+#pragma unroll
+  for (int k = 0; k < Outputs + Inputs; ++k) data[k] = static_cast<T*>(p.data[k]);
+  Index rest = static_cast<Index>(g);
+  for (int d = 0; d < p.ndim; ++d) {
+    const Index size = static_cast<Index>(p.sizes[d]), next = rest / size;
+    const int64_t at = rest - next * size;
+    rest = next;
+#pragma unroll
+    for (int k = 0; k < Outputs + Inputs; ++k) data[k] += at * p.strides[k][d];
+  }
+  pointwise_group<T, V, Outputs, Inputs>(data, f);
+}
+
+template <class T, int Outputs, int Inputs, class F>
+int launch_contiguous(const Pointwise& p, int64_t begin, int64_t end, bool vector, const F& f, cudaStream_t stream) {
+  constexpr int V = device::kVector<T>;
+  Pointers<T, Outputs + Inputs> operands;
+  for (int k = 0; k < Outputs + Inputs; ++k) operands.at[k] = static_cast<T*>(p.data[k]) + begin;
+  const int64_t groups = vector ? (end - begin) / V : end - begin;
+  if (groups == 0) return cudaSuccess;
+  const unsigned blocks = static_cast<unsigned>(ceil_div(groups, kThreads));
+  if (vector)
+    pointwise_contiguous<T, V, Outputs, Inputs><<<blocks, kThreads, 0, stream>>>(operands, groups, f);
+  else
+    pointwise_contiguous<T, 1, Outputs, Inputs><<<blocks, kThreads, 0, stream>>>(operands, groups, f);
+  return cudaGetLastError();
+}
+
+template <class T, int V, int Outputs, int Inputs, class F>
+int launch_strided(Pointwise p, const F& f, cudaStream_t stream) {
+  p.numel /= V;
+  p.sizes[0] /= V;
+  for (int k = 0; k < Outputs + Inputs; ++k) p.strides[k][0] *= V;
+  const unsigned blocks = static_cast<unsigned>(ceil_div(p.numel, kThreads));
+  if (p.numel < INT32_MAX)
+    pointwise_strided<T, V, unsigned, Outputs, Inputs><<<blocks, kThreads, 0, stream>>>(p, f);
+  else
+    pointwise_strided<T, V, uint64_t, Outputs, Inputs><<<blocks, kThreads, 0, stream>>>(p, f);
+  return cudaGetLastError();
+}
+
+// Whether groups of V neighbours along dimension 0 are one aligned vector in every operand.
+template <class T, int Operands>
+bool vectorizes(const Pointwise& p) {
+  constexpr int V = device::kVector<T>;
+  if (p.ndim == 0 || p.sizes[0] % V != 0) return false;
+  for (int k = 0; k < Operands; ++k) {
+    if (p.strides[k][0] != 1 || !aligned16(p.data[k])) return false;
+    for (int d = 1; d < p.ndim; ++d)
+      if (p.strides[k][d] % V != 0) return false;
+  }
+  return true;
+}
+
+// f takes one value an input and returns a value, or many<> of them: float for f16, bf16 and f32, double for f64.
+template <int Inputs, int Outputs = 1, class F>
+int pointwise(DType dtype, const Pointwise& p, void* stream_handle, const F& f) {
+  auto stream = static_cast<cudaStream_t>(stream_handle);
+  return dispatch(dtype, [&](auto t) -> int {
+    using T = typename decltype(t)::type;
+    constexpr int V = device::kVector<T>;
+    if (p.is_contiguous()) {
+      bool aligned = true;
+      for (int k = 0; k < Outputs + Inputs; ++k) aligned &= aligned16(p.data[k]);
+      const int64_t whole = aligned ? p.numel / V * V : 0;  // the last few elements go alone
+      int error = launch_contiguous<T, Outputs, Inputs>(p, 0, whole, true, f, stream);
+      return error ? error : launch_contiguous<T, Outputs, Inputs>(p, whole, p.numel, false, f, stream);
+    }
+    return vectorizes<T, Outputs + Inputs>(p) ? launch_strided<T, V, Outputs, Inputs>(p, f, stream)
+                                              : launch_strided<T, 1, Outputs, Inputs>(p, f, stream);
+  });
+}
+
+}  // namespace fastops::FASTOPS_ARCH

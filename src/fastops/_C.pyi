@@ -1,0 +1,33 @@
+"""The extension: what the binary is and what it chose here. Operators are in torch.ops.fastops."""
+
+from typing import TypedDict
+
+class BuildInfo(TypedDict):
+    version: str
+    distribution: str
+    git_commit: str
+    compiler: str
+    torch_version: str  # of the headers
+    torch_floor: str
+    cuda_version: str  # empty: no CUDA kernels
+    cubins: list[int]
+    ptx: list[int]
+    arch_groups: list[str]  # best last
+    isa_levels: list[str]  # best last
+    static_nanobind: bool
+
+class Cpu(TypedDict):
+    isa: str
+    missing: dict[str, str]  # level -> first CPU feature missing here; empty: the level runs
+
+class CudaDevice(TypedDict):
+    index: int
+    capability: int  # 10 * major + minor
+    arch: str | None
+    reason: str
+
+def build_info() -> BuildInfo: ...
+def cpu() -> Cpu: ...
+def set_isa(level: str) -> None: ...
+def cuda_devices() -> list[CudaDevice]: ...
+def cuda_error() -> str: ...

@@ -1,0 +1,177 @@
+"""What this build holds, what this machine takes of it, and for each thing not taken the reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import torch
+
+from . import _C, _driver
+
+_FORCING = ("FASTOPS_CPU_ISA", "FASTOPS_CUDA_ARCH")
+
+
+@dataclass(frozen=True)
+class Build:
+    """What the binary was built from, with and for; archs are 10 * major + minor, levels and groups best last."""
+
+    version: str
+    distribution: str
+    git_commit: str
+    compiler: str
+    torch_version: str
+    torch_floor: str
+    cuda_version: str
+    cubins: tuple[int, ...]
+    ptx: tuple[int, ...]
+    arch_groups: tuple[str, ...]
+    isa_levels: tuple[str, ...]
+    static_nanobind: bool
+
+    def __str__(self) -> str:
+        archs = [f"sm_{arch}" for arch in self.cubins] + [f"PTX of compute_{arch}" for arch in self.ptx]
+        cuda = f"CUDA {self.cuda_version} for {', '.join(archs)}" if self.cuda_version else "no CUDA kernels"
+        return (
+            f"{self.version} ({self.distribution}, commit {self.git_commit}), {self.compiler}, "
+            f"headers of PyTorch {self.torch_version} for {self.torch_floor} and newer, {cuda}"
+        )
+
+
+@dataclass(frozen=True)
+class CpuLevel:
+    """One level of the CPU kernels."""
+
+    name: str
+    chosen: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One visible GPU and the group of CUDA kernels it runs; ``arch`` None: it runs the reference."""
+
+    index: int
+    name: str
+    capability: str
+    arch: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """The answer of :func:`capabilities`; ``str()`` of it is for people.
+
+    Attributes:
+        build: what the binary records.
+        cpu_level: the level of the CPU kernels in use.
+        cpu_levels: every level of the build, best first, each with the reason why it is or is not in use.
+        gpus: every GPU that the driver shows, in CUDA's order.
+        no_gpu: why no GPU can be used; empty if one can.
+        torch_version: of the PyTorch in this process.
+        torch_cuda: the CUDA it was built with, or None.
+        driver: version of the NVIDIA driver and the newest CUDA it runs.
+        paths: torch device -> ``"cpu"`` or ``"cuda"`` kernels or the plain ``"reference"``, where the dtype has a kernel.
+            Devices that are not listed run the reference.
+        forced: the environment variables that force a level or a group.
+    """
+
+    build: Build
+    cpu_level: str
+    cpu_levels: tuple[CpuLevel, ...]
+    gpus: tuple[Gpu, ...]
+    no_gpu: str
+    torch_version: str
+    torch_cuda: str | None
+    driver: str
+    paths: Mapping[str, str]
+    forced: Mapping[str, str]
+
+    def __str__(self) -> str:
+        cuda = f"CUDA {self.torch_cuda}" if self.torch_cuda else "without CUDA"
+        lines = [f"build    {self.build}", f"torch    {self.torch_version}, {cuda}", f"driver   {self.driver}"]
+        lines += [_line("cpu", level.name, level.chosen, level.reason) for level in self.cpu_levels]
+        for gpu in self.gpus:
+            where = f"{gpu.index}: {gpu.name}, {gpu.arch or 'no kernels'}"
+            lines.append(_line("gpu", where, gpu.arch is not None and not self.no_gpu, gpu.reason))
+        if self.no_gpu:
+            lines.append(_line("gpu", "none", False, self.no_gpu))
+        lines.append("paths    " + ", ".join(f"{device}: {path}" for device, path in self.paths.items()))
+        lines[-1] += ", other devices: reference"
+        lines += [f"forced   {name}={value}" for name, value in self.forced.items()]
+        return "\n".join(lines)
+
+
+def capabilities() -> Capabilities:
+    """What this build holds and what this machine takes of it.
+
+    Asks the NVIDIA driver, if there is one, but makes no CUDA context and leaves ``torch.cuda`` uninitialised. As with any
+    use of the driver, processes that are forked afterwards cannot use CUDA.
+
+    Example::
+
+        >>> print(fastops.capabilities())
+        >>> fastops.capabilities().paths["cpu"]
+        'cpu'
+    """
+    info = _C.build_info()
+    values = {field.name: info[field.name] for field in fields(Build)}  # type: ignore[literal-required]
+    build = Build(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+    level, levels = _cpu_levels(build)
+    driver = _driver.probe()
+    gpus, kernels_error = _gpus(driver)
+    torch_cuda = torch.version.cuda
+    without = "" if torch_cuda else f"PyTorch {torch.__version__} is built without CUDA"
+    reasons = [] if gpus and torch_cuda else [r for r in (without, driver.error, kernels_error) if r]
+    usable = gpus if torch_cuda else ()
+    return Capabilities(
+        build=build,
+        cpu_level=level,
+        cpu_levels=levels,
+        gpus=gpus,
+        no_gpu="; ".join(reasons),
+        torch_version=torch.__version__,
+        torch_cuda=torch_cuda,
+        driver=str(driver),
+        paths={"cpu": "cpu"} | {f"cuda:{gpu.index}": "cuda" if gpu.arch else "reference" for gpu in usable},
+        forced={name: os.environ[name] for name in _FORCING if os.environ.get(name)},
+    )
+
+
+def _cpu_levels(build: Build) -> tuple[str, tuple[CpuLevel, ...]]:
+    cpu = _C.cpu()
+    names, missing, chosen = build.isa_levels, cpu["missing"], cpu["isa"]
+    runs = [name for name in names if not missing[name]]
+    by = "FASTOPS_CPU_ISA" if os.environ.get("FASTOPS_CPU_ISA") == chosen else "set_isa()"
+
+    def reason(name: str) -> str:
+        if missing[name]:
+            return f"this CPU lacks {missing[name]}"
+        if names.index(name) < names.index(chosen):
+            return f"lower than {chosen}"
+        if name != chosen:
+            return f"{by} asked for {chosen}"
+        return "the best that this CPU runs" if name == runs[-1] else f"asked for by {by}"
+
+    return chosen, tuple(CpuLevel(name, name == chosen, reason(name)) for name in reversed(names))
+
+
+def _gpus(driver: _driver.Driver) -> tuple[tuple[Gpu, ...], str]:
+    """The driver's GPUs with the extension's choice for each, and why the extension sees none."""
+    try:
+        rows = {row["index"]: row for row in _C.cuda_devices()}
+        error = _C.cuda_error()
+    except Exception as failure:  # a report must not fail for what it reports on
+        rows, error = {}, str(failure)
+    gpus = []
+    for index, (name, capability) in enumerate(driver.gpus):
+        row = rows.get(index)
+        gpus.append(
+            Gpu(index, name, capability, row["arch"] if row else None, row["reason"] if row else error or "not seen")
+        )
+    return tuple(gpus), error
+
+
+def _line(what: str, name: str, chosen: bool, reason: str) -> str:
+    return f"{what:8} {'+' if chosen else '-'} {name}: {reason}"

@@ -1,0 +1,52 @@
+"""Linear with an activation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..ops.linear import ACTIVATIONS, linear
+
+
+class Linear(torch.nn.Linear):
+    r"""Applies :func:`fastops.linear`, :math:`y = a(x W^\top + b)`; :class:`torch.nn.Linear` with an activation.
+
+    Args:
+        in_features: size of each input row.
+        out_features: size of each output row.
+        bias: learn an additive :math:`b`.
+        device, dtype: of the parameters.
+        activation: None, ``"relu"``, ``"sigmoid"``, ``"gelu"`` (exact) or ``"silu"``.
+
+    Shape:
+        ``[*, in_features]`` to ``[*, out_features]``.
+
+    Parameters, their initialisation and the state_dict are torch's: ``weight [out_features, in_features]``,
+    ``bias [out_features]``.
+
+    Example::
+
+        >>> layer = fastops.nn.Linear(20, 30, activation="gelu")
+        >>> layer(torch.randn(128, 20)).shape
+        torch.Size([128, 30])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        activation: str | None = None,
+    ) -> None:
+        if activation is not None and activation not in ACTIVATIONS:
+            raise ValueError(f"[Linear] activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.activation = activation
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight, self.bias, self.activation)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + ("" if self.activation is None else f", activation={self.activation!r}")

@@ -1,0 +1,62 @@
+"""The recurrent cell of PyTorch's C++ extension tutorial."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..ops.lltm import lltm
+
+
+class LLTM(torch.nn.Module):
+    r"""One step of the long long-term memory cell, :func:`fastops.lltm`.
+
+    Args:
+        input_features: size of each input row.
+        state_size: size of each state row.
+        device, dtype: of the parameters.
+
+    Shape:
+        ``forward(input, (h, c))``: input ``[batch, input_features]``, states and results ``[batch, state_size]``. Without
+        a state both are zero, as in :class:`torch.nn.LSTMCell`.
+
+    Attributes:
+        weights: ``[3 * state_size, state_size + input_features]``, uniform in :math:`\pm 1/\sqrt{\text{state\_size}}`.
+        bias: ``[3 * state_size]``, likewise.
+
+    Example::
+
+        >>> cell = fastops.nn.LLTM(32, 128)
+        >>> h, c = cell(torch.randn(16, 32), (torch.randn(16, 128), torch.randn(16, 128)))
+        >>> h.shape
+        torch.Size([16, 128])
+    """
+
+    def __init__(
+        self,
+        input_features: int,
+        state_size: int,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.input_features = input_features
+        self.state_size = state_size
+        columns = state_size + input_features
+        self.weights = torch.nn.Parameter(torch.empty(3 * state_size, columns, device=device, dtype=dtype))
+        self.bias = torch.nn.Parameter(torch.empty(3 * state_size, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = self.state_size**-0.5 if self.state_size > 0 else 0.0
+        for parameter in self.parameters():
+            torch.nn.init.uniform_(parameter, -bound, bound)
+
+    def forward(self, input: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        if state is None:
+            zeros = input.new_zeros(*input.shape[:1], self.state_size)
+            state = zeros, zeros
+        return lltm(input, self.weights, self.bias, *state)
+
+    def extra_repr(self) -> str:
+        return f"{self.input_features}, {self.state_size}"

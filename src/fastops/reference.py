@@ -1,0 +1,56 @@
+"""The plain PyTorch compositions behind the operators: same signatures, same results, no kernel of ours.
+
+They are the path for devices and dtypes without a kernel, the source of second derivatives, and what tests compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._autocast import lower_precision, single_precision_on_cuda
+from .ops.axpby import axpby_reference
+from .ops.layer_norm import layer_norm_reference
+from .ops.linear import ACTIVATIONS, linear_epilogue_reference
+from .ops.lltm import lltm_cell_reference
+from .ops.relu import relu_reference as relu
+from .ops.sigmoid import sigmoid_reference as sigmoid
+from .ops.square import square_reference as square
+
+__all__ = ["axpby", "layer_norm", "linear", "lltm", "relu", "sigmoid", "square"]
+
+
+def axpby(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+    """:func:`fastops.axpby` in plain PyTorch."""
+    dtype = torch.result_type(x, y)
+    return axpby_reference(x.to(dtype), y.to(dtype), alpha, beta)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+    """:func:`fastops.linear` in plain PyTorch."""
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ValueError(f"[linear] activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    input, weight, bias = lower_precision(input, weight, bias)  # type: ignore[assignment]
+    return linear_epilogue_reference(F.linear(input, weight), bias, activation or "none")
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """:func:`fastops.layer_norm` in plain PyTorch."""
+    input, weight, bias = single_precision_on_cuda(input, weight, bias)  # type: ignore[assignment]
+    return layer_norm_reference(input, normalized_shape, weight, bias, eps)[0]
+
+
+def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`fastops.lltm` in plain PyTorch."""
+    input, weights, bias, old_h, old_cell = lower_precision(input, weights, bias, old_h, old_cell)  # type: ignore[assignment]
+    gates = F.linear(torch.cat([old_h, input], 1), weights, bias.reshape(-1))
+    return lltm_cell_reference(gates, old_cell)

@@ -1,0 +1,1 @@
+"""``python -m fastops.selftest``: proves on the machine it runs on that every op computes what it says."""

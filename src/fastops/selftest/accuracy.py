@@ -1,0 +1,90 @@
+"""How far a result is from the truth, in ulps, and the truth itself.
+
+    ulps = |out - truth| / (eps · scale)
+
+eps is the step of the result's dtype at 1: 2^-10 for float16, 2^-7 for bfloat16, 2^-23 for float32, 2^-52 for float64.
+Where every result keeps its own digits (``Case.relative``), scale is its own \\|truth\\|. Elsewhere terms cancel, so that no
+computation in the dtype could: scale is then at least the root mean square of the truth over the tensor. Below the smallest
+normal number the step no longer shrinks, and scale stays there. Correct rounding has at most 1/2 ulp.
+
+Where an intermediate is rounded to the input's dtype (``Case.rounds_between``, the product in ``linear``), a result of a
+finer dtype is counted in the input's ulps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cases import Case, Make
+
+
+def ulps(out: Tensor, truth: Tensor, *, relative: bool = False, dtype: torch.dtype | None = None) -> float:
+    """The largest error of a tensor. NaN where the truth has none, or the reverse, is infinitely wrong."""
+    if out.shape != truth.shape:
+        raise ValueError(f"result has shape {list(out.shape)}, must have {list(truth.shape)}")
+    if out.numel() == 0:
+        return 0.0
+    rounded = truth.to(out.dtype).double()
+    limits = torch.finfo(dtype or out.dtype)
+    out, truth = out.detach().cpu().double(), truth.double()
+    scale = truth.abs()
+    if not relative:
+        scale = scale.clamp_min(truth.square().mean().sqrt().item())
+    error = (out - truth).abs() / (limits.eps * scale.clamp_min(limits.tiny))
+    same = (out == rounded) | (out.isnan() & rounded.isnan())
+    error = torch.where(same & ~rounded.isfinite(), 0, error)
+    return error.nan_to_num(nan=torch.inf).max().item()
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    outputs: tuple[Tensor, ...]
+    gradients: tuple[Tensor, ...]  # one for each tensor argument
+
+
+def tensors_of(args: tuple[Any, ...]) -> list[Tensor]:
+    return [a for a in args if isinstance(a, Tensor)]
+
+
+def evaluate(function: Callable[..., Any], args: tuple[Any, ...], grads: tuple[Tensor, ...] | None = None) -> Evaluation:
+    """Outputs and gradients; without ``grads`` the incoming gradients are random numbers, the same ones each time."""
+    args = tuple(a.detach().requires_grad_() if isinstance(a, Tensor) else a for a in args)
+    out = function(*args)
+    outputs = out if isinstance(out, tuple) else (out,)
+    if grads is None:
+        grads = incoming_gradients(outputs)
+    gradients = torch.autograd.grad(outputs, tensors_of(args), grads)
+    return Evaluation(tuple(o.detach() for o in outputs), gradients)
+
+
+def incoming_gradients(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(Make(o.device, o.dtype, seed=1000 + k)(*o.shape) for k, o in enumerate(outputs))
+
+
+def wide_copies(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(a.detach().cpu().double() if isinstance(a, Tensor) else a for a in args)
+
+
+def truth_of(case: Case, args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Evaluation:
+    """The formula on float64 copies of the arguments, and of the gradients that come in for these outputs."""
+    grads = wide_copies(incoming_gradients(outputs))
+    return evaluate(case.plain, wide_copies(args), grads)
+
+
+def errors(case: Case, args: tuple[Any, ...], result: Evaluation, truth: Evaluation) -> Iterator[tuple[str, float]]:
+    """("forward" or "gradient", ulps) for each output and each gradient."""
+
+    def counted_in(tensor: Tensor) -> torch.dtype:
+        dtypes = (tensor.dtype, args[0].dtype) if case.rounds_between else (tensor.dtype,)
+        return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+    for out, expected in zip(result.outputs, truth.outputs, strict=True):
+        yield "forward", ulps(out, expected, relative=case.relative, dtype=counted_in(out))
+    for gradient, expected in zip(result.gradients, truth.gradients, strict=True):
+        relative = case.relative_gradient
+        yield "gradient", ulps(gradient, expected, relative=relative, dtype=counted_in(gradient))

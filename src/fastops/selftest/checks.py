@@ -1,0 +1,185 @@
+"""The checks of one op on one path. Each yields outcomes; an exception is a failure of that check alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cases import LAYOUTS, RawCall, Sample, expanded
+from .accuracy import errors, evaluate, tensors_of, truth_of, ulps, wide_copies
+from .poison import unwritten
+from .target import Target
+
+
+@dataclass(frozen=True)
+class Outcome:
+    check: str
+    ok: bool
+    error: float | None = None  # ulps
+    bound: float | None = None
+    detail: str = ""
+
+
+Check = Callable[[Target], Iterator[Outcome]]
+
+ROWS, COLUMNS = 37, 67  # not multiples of anything that a kernel works in
+
+
+def samples_of(t: Target) -> Iterator[Sample]:
+    return (s for s in t.case.samples if not (t.quick and s.large))
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b))
+
+
+def values(t: Target) -> Iterator[Outcome]:
+    """Outputs and gradients of every sample against float64; the inputs are left as they were."""
+    worst = {"forward": (0.0, ""), "gradient": (0.0, "")}
+    changed, not_zero = [], []
+    for sample in samples_of(t):
+        args = sample.args(t.path.device, t.dtype)
+        before = [x.clone() for x in tensors_of(args)]
+        try:
+            result = evaluate(t.function, args)
+            truth = truth_of(t.case, args, result.outputs)
+            for kind, error in errors(t.case, args, result, truth):
+                if not error <= worst[kind][0]:
+                    worst[kind] = (error, sample.name)
+        except Exception as error:
+            raise RuntimeError(f"sample {sample.name}: {error}") from error
+        if not all(same_bits(x, y) for x, y in zip(tensors_of(args), before, strict=True)):
+            changed.append(sample.name)
+        if not any(out.numel() for out in result.outputs) and any(g.count_nonzero() for g in result.gradients):
+            not_zero.append(sample.name)
+    bound = t.case.bounds[t.dtype]
+    for kind, limit in (("forward", bound.forward), ("gradient", bound.gradient)):
+        error, name = worst[kind]
+        yield Outcome(kind, error <= limit, error, limit, f"worst at sample {name}" if name else "")
+    yield Outcome("inputs unmodified", not changed, detail=", ".join(changed))
+    yield Outcome("empty gives zero gradients", not not_zero, detail=", ".join(not_zero))
+
+
+def kernels(t: Target) -> Iterator[Outcome]:
+    """Each raw op by itself against its reference in float64, parameter gradients over many rows among them."""
+    worst, worst_at = 0.0, ""
+    limit = t.case.bounds[t.dtype].kernel
+    for rows, columns in ((ROWS, COLUMNS), (5, 3), (4099 if t.quick else 50021, 7)):
+        for call in t.case.raw(t.make(), rows, columns):
+            truth = call.reference.with_args(wide_copies(call.args))()
+            for k, (out, expected) in enumerate(zip(call(), truth, strict=True)):
+                error = ulps(out, expected)
+                if not error <= worst:
+                    worst, worst_at = error, f"output {k} of {call.op}, {rows} rows of {columns}"
+    yield Outcome("kernels", worst <= limit, worst, limit, worst_at)
+
+
+def finite_differences(t: Target) -> Iterator[Outcome]:
+    if t.dtype != torch.float64:
+        return
+    for name, check in (("gradcheck", torch.autograd.gradcheck), ("gradgradcheck", torch.autograd.gradgradcheck)):
+        failures = []
+        for sample in t.case.small_samples:
+            args = tuple(
+                a.detach().requires_grad_() if isinstance(a, Tensor) else a
+                for a in sample.args(t.path.device, t.dtype)
+            )
+            try:
+                check(t.function, args)
+            except Exception as error:
+                failures.append(f"{sample.name}: {error}")
+        yield Outcome(name, not failures, detail="; ".join(failures))
+
+
+def opcheck(t: Target) -> Iterator[Outcome]:
+    """torch's own check of a custom op: schema, fake, tracing."""
+    failures = []
+    for call in t.case.raw(t.make(), 3, 5):
+        found: dict[str, Any] = torch.library.opcheck(
+            getattr(torch.ops.fastops, call.op).default, call.args, raise_exception=False
+        )
+        failures += [f"{call.op} {test}: {result}" for test, result in found.items() if result != "SUCCESS"]
+    yield Outcome("opcheck", not failures, detail="; ".join(failures))
+
+
+def poisoned_outputs(t: Target) -> Iterator[Outcome]:
+    found = {}
+    for rows, columns in ((ROWS, COLUMNS), (5, 3), (2, 1024)):
+        for call in t.case.raw(t.make(), rows, columns):
+            if count := unwritten(call):
+                found[call.op] = f"{call.op}: {count} elements unwritten for {rows} rows of {columns}"
+    yield Outcome("every element written", not found, detail="; ".join(found.values()))
+
+
+def layouts(t: Target) -> Iterator[Outcome]:
+    """Each tensor of each raw op in each layout: the bits of the contiguous one."""
+    wrong = {}
+    for call in t.case.raw(t.make(), ROWS, COLUMNS):
+        for k, x in enumerate(call.args):
+            if not isinstance(x, Tensor) or _is_statistic(call, k):
+                continue
+            for layout in LAYOUTS:
+                if x.dim() < 2 and layout.__name__ == "transposed":
+                    continue
+                laid_out = layout(x)
+                dense = laid_out.contiguous() if layout is expanded else x
+                one, other = (call.with_args((*call.args[:k], v, *call.args[k + 1 :]))() for v in (laid_out, dense))
+                if not all(same_bits(a, b) for a, b in zip(one, other, strict=True)):
+                    wrong[call.op, k, layout] = f"{call.op} with argument {k} {layout.__name__}"
+    yield Outcome("any strides", not wrong, detail="; ".join(wrong.values()))
+
+
+def _is_statistic(call: RawCall, k: int) -> bool:
+    return call.op == "layer_norm_backward" and k in (3, 4)  # mean and rstd are the op's own, always contiguous
+
+
+def repeatable(t: Target) -> Iterator[Outcome]:
+    """The same bits from run to run, on the CPU whatever the number of threads."""
+    wrong = set()
+    threads = torch.get_num_threads()
+    for rows, columns in ((ROWS, COLUMNS), (2053, 129)):
+        for call in t.case.raw(t.make(), rows, columns):
+            first = call()
+            for count in (threads, 1) if t.path.kind == "cpu" else (threads, threads):
+                torch.set_num_threads(count)
+                try:
+                    again = call()
+                finally:
+                    torch.set_num_threads(threads)
+                if not all(same_bits(a, b) for a, b in zip(first, again, strict=True)):
+                    wrong.add(call.op)
+    yield Outcome("same bits every run", not wrong, detail=", ".join(sorted(wrong)))
+
+
+def rows_alone(t: Target) -> Iterator[Outcome]:
+    """A row by itself gives the bits that it gives in the batch."""
+    wrong = {}
+    for rows, columns in ((ROWS, COLUMNS), (9, 257), (130, 8)):
+        for call in t.case.raw(t.make(), rows, columns):
+            batch = call()
+            for begin, end in ((0, 1), (5, 6), (rows - 1, rows), (1, 4)):
+                alone = call.rows(begin, end)()
+                if not all(same_bits(alone[k], batch[k][begin:end]) for k in call.row_outputs):
+                    wrong[call.op] = f"{call.op}: rows {begin} to {end} of {rows}, {columns} columns"
+    yield Outcome("row alone as in the batch", not wrong, detail="; ".join(wrong.values()))
+
+
+KERNEL_CHECKS: tuple[Check, ...] = (
+    values,
+    kernels,
+    finite_differences,
+    opcheck,
+    poisoned_outputs,
+    layouts,
+    repeatable,
+    rows_alone,
+)
+REFERENCE_CHECKS: tuple[Check, ...] = (values,)

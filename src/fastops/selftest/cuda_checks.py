@@ -1,0 +1,91 @@
+"""What only a GPU can get wrong: the stream, and the capture into a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .accuracy import evaluate, incoming_gradients, tensors_of
+from .checks import COLUMNS, ROWS, Check, Outcome, same_bits
+from .target import Target
+
+BUSY_CYCLES = 50_000_000  # tens of milliseconds: far longer than any launch
+
+
+def graph_of_kernels(t: Target) -> Iterator[Outcome]:
+    """The raw ops, captured before any of them ran for this dtype, then replayed with other inputs.
+
+    This must be a path's first check: what a first launch sets up must not break a capture.
+    """
+    wrong = {}
+    pairs = [t.case.raw(t.make(seed), ROWS, COLUMNS) for seed in (0, 1)]
+    for call, other in zip(*pairs, strict=True):
+        static = call.with_args(_copies(call.args))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs = static()
+        for source in (call, other):
+            _refill(static.args, source.args)
+            graph.replay()
+            if not all(same_bits(a, b) for a, b in zip(outputs, source(), strict=True)):
+                wrong[call.op] = call.op
+    yield Outcome("CUDA graph of kernels", not wrong, detail=", ".join(wrong))
+
+
+def graph_of_function(t: Target) -> Iterator[Outcome]:
+    """Forward and backward of the public function in one graph."""
+    wrong = []
+    for sample in t.case.small_samples:
+        static = _copies(sample.args(t.path.device, t.dtype))
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):  # torch's GEMM wants its workspace before the capture
+            warm = evaluate(t.function, static)
+            grads = incoming_gradients(warm.outputs)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = evaluate(t.function, static, grads)
+        for seed in (2, 3):
+            args = sample.args(t.path.device, t.dtype, seed)
+            _refill(static, args)
+            graph.replay()
+            eager = evaluate(t.function, args, grads)
+            pairs = zip(captured.outputs + captured.gradients, eager.outputs + eager.gradients, strict=True)
+            if not all(same_bits(a, b) for a, b in pairs):
+                wrong.append(sample.name)
+    yield Outcome("CUDA graph of forward and backward", not wrong, detail=", ".join(wrong))
+
+
+def side_stream(t: Target) -> Iterator[Outcome]:
+    """Inputs appear on a side stream behind a long-running kernel; only work on that very stream sees them."""
+    wrong = {}
+    stream = torch.cuda.Stream(t.path.device)
+    for call in t.case.raw(t.make(), ROWS, COLUMNS):
+        expected = call()
+        late = call.with_args(tuple(torch.full_like(x, torch.nan) if isinstance(x, Tensor) else x for x in call.args))
+        torch.cuda.synchronize(t.path.device)
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(BUSY_CYCLES)
+            _refill(late.args, call.args)
+            outputs = late()
+            copies = [out.clone() for out in outputs]
+        stream.synchronize()
+        if not all(same_bits(a, b) for a, b in zip(copies, expected, strict=True)):
+            wrong[call.op] = call.op
+    yield Outcome("side stream", not wrong, detail=", ".join(wrong))
+
+
+def _copies(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(x.clone() if isinstance(x, Tensor) else x for x in args)
+
+
+def _refill(args: tuple[Any, ...], values: tuple[Any, ...]) -> None:
+    for x, value in zip(tensors_of(args), tensors_of(values), strict=True):
+        x.copy_(value)
+
+
+FIRST: tuple[Check, ...] = (graph_of_kernels,)
+CUDA_CHECKS: tuple[Check, ...] = (graph_of_function, side_stream)

@@ -1,0 +1,120 @@
+"""What the selftest prints and writes: a line per op and path, a summary to paste, JSON and JUnit files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+from typing import Any
+
+import torch
+
+from .. import capabilities
+from .runner import Result
+
+DETAIL_WIDTH = 400
+
+
+class Progress:
+    """On a terminal one line that is overwritten while an op runs; elsewhere only finished lines."""
+
+    def __init__(self) -> None:
+        self._live = sys.stdout.isatty()
+
+    def running(self, text: str) -> None:
+        if self._live:
+            print(f"\r\x1b[K  {text} ...", end="", flush=True)
+
+    def done(self, text: str) -> None:
+        print(f"\r\x1b[K{text}" if self._live else text, flush=True)
+
+
+def line(op: str, path: str, results: Sequence[Result]) -> str:
+    """``layer_norm  cpu avx2  f32 0.9|1.2  ...  ok``: the largest errors forward and in the gradients, in ulps."""
+    failed = sum(not r.ok for r in results)
+    errors: dict[str, dict[str, float]] = {}
+    for r in results:
+        if r.error is not None:
+            errors.setdefault(r.dtype, {})[r.check] = r.error
+    shown = "  ".join(f"{dtype} {_short(e.get('forward'))}|{_short(e.get('gradient'))}" for dtype, e in errors.items())
+    verdict = f"{failed} of {len(results)} FAILED" if failed else f"{len(results)} ok"
+    seconds = sum(r.seconds for r in results)
+    return f"{op:<11} {path:<17} {shown:<68} {verdict:>12} {seconds:6.1f} s"
+
+
+def _short(error: float | None) -> str:
+    return "-" if error is None else f"{error:.2f}"
+
+
+def failure(r: Result) -> str:
+    numbers = "" if r.error is None else f": {r.error:.3g} ulps, at most {r.bound:g}"
+    detail = r.detail if len(r.detail) <= DETAIL_WIDTH else r.detail[:DETAIL_WIDTH] + " ..."
+    return f"FAILED {r.op}, {r.path}, {r.dtype}: {r.check}{numbers}" + (f"\n       {detail}" if detail else "")
+
+
+def summary(results: Sequence[Result], seconds: float) -> str:
+    failed = [r for r in results if not r.ok]
+    ops, paths = len({r.op for r in results}), ", ".join(dict.fromkeys(r.path for r in results))
+    versions = ", ".join(f"{name} {version}" for name, version in environment()["versions"].items())
+    head = f"{len(results) - len(failed)} of {len(results)} checks passed in {seconds:.0f} s: {ops} ops on {paths}"
+    return "\n".join([*map(failure, failed), "", head, versions])
+
+
+def environment() -> dict[str, Any]:
+    found = capabilities()
+    return {
+        "versions": {
+            "fastops": found.build.version,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())],
+        "capabilities": dataclasses.asdict(found),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = FilePath("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((text.partition(":")[2].strip() for text in lines if text.startswith("model name")), platform.machine())
+
+
+def write_json(file: str, results: Sequence[Result], seconds: float) -> None:
+    content = {
+        "passed": all(r.ok for r in results),
+        "seconds": round(seconds, 1),
+        "environment": environment(),
+        "results": [dataclasses.asdict(r) | {"seconds": round(r.seconds, 4)} for r in results],
+    }
+    # Infinity and NaN are not JSON: an error that is not finite becomes a string.
+    FilePath(file).write_text(json.dumps(_finite(content), indent=1, default=str, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return repr(value) if isinstance(value, float) and value - value != 0 else value
+
+
+def write_junit(file: str, results: Sequence[Result], seconds: float) -> None:
+    failed = sum(not r.ok for r in results)
+    totals = {"tests": str(len(results)), "failures": str(failed), "time": f"{seconds:.1f}"}
+    suite = ElementTree.Element("testsuite", name="fastops.selftest", **totals)
+    for r in results:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=f"{r.op}.{r.path}", name=f"{r.check} {r.dtype}", time=f"{r.seconds:.3f}"
+        )
+        if not r.ok:
+            ElementTree.SubElement(case, "failure", message=failure(r))
+    ElementTree.ElementTree(suite).write(file, encoding="utf-8", xml_declaration=True)

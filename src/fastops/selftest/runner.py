@@ -1,0 +1,89 @@
+"""Runs the checks over ops, paths and dtypes, and keeps what they found."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+import traceback
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from .. import _C
+from ..cases import Case
+from .checks import KERNEL_CHECKS, REFERENCE_CHECKS, Check, Outcome
+from .cuda_checks import CUDA_CHECKS, FIRST
+from .target import Path, Target
+
+
+@dataclass(frozen=True)
+class Result:
+    op: str
+    path: str
+    dtype: str
+    check: str
+    ok: bool
+    error: float | None  # ulps
+    bound: float | None
+    detail: str
+    seconds: float
+
+
+def checks_for(path: Path) -> tuple[Check, ...]:
+    if path.kind == "reference":
+        return REFERENCE_CHECKS
+    return FIRST + KERNEL_CHECKS + CUDA_CHECKS if path.kind == "cuda" else KERNEL_CHECKS
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}[dtype]
+
+
+def run(target: Target) -> Iterator[Result]:
+    """All checks of one target; an exception in a check is that check's failure."""
+    before = _C.cpu()["isa"]
+    target.path.choose()
+    try:
+        for check in checks_for(target.path):
+            start = time.perf_counter()
+            for outcome in _outcomes(check, target):
+                yield Result(
+                    op=target.case.name,
+                    path=str(target.path),
+                    dtype=name_of(target.dtype),
+                    check=outcome.check,
+                    ok=outcome.ok,
+                    error=outcome.error,
+                    bound=outcome.bound,
+                    detail=outcome.detail,
+                    seconds=time.perf_counter() - start,
+                )
+                start = time.perf_counter()
+    finally:
+        _C.set_isa(before)
+
+
+def _outcomes(check: Check, target: Target) -> list[Outcome]:
+    found: list[Outcome] = []
+    on_device = torch.cuda.device(target.path.device) if target.path.device.type == "cuda" else contextlib.nullcontext()
+    try:
+        # opcheck prints, and gradcheck warns, about what the outcome says already.
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), on_device:
+            warnings.simplefilter("ignore")
+            found.extend(check(target))
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
+        found.append(Outcome(check.__name__, False, detail=text))
+    return found
+
+
+def targets(
+    cases: Iterable[Case], paths: Iterable[Path], dtypes: Iterable[torch.dtype], quick: bool
+) -> Iterator[tuple[Case, Path, list[Target]]]:
+    for case in cases:
+        for path in paths:
+            yield case, path, [Target(case, d, path, quick) for d in dtypes if d in case.dtypes]

@@ -1,0 +1,100 @@
+"""What a check runs on: one op's row, one dtype, one device and the code path there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _C, capabilities
+from ..cases import Case, Make
+
+
+@dataclass(frozen=True)
+class Path:
+    """A code path on a device: ``cpu`` at an ISA level, ``cuda``, or the plain ``reference``."""
+
+    device: torch.device
+    kind: str
+    isa: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "cpu":
+            return f"cpu {self.isa}"
+        return str(self.device) if self.kind == "cuda" else f"{self.device} reference"
+
+    def choose(self) -> None:
+        if self.isa:
+            _C.set_isa(self.isa)
+
+
+@dataclass(frozen=True)
+class Target:
+    case: Case
+    dtype: torch.dtype
+    path: Path
+    quick: bool
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return self.case.reference if self.path.kind == "reference" else self.case.function
+
+    def make(self, seed: int = 0) -> Make:
+        return Make(self.path.device, self.dtype, seed)
+
+
+class NotThereError(Exception):
+    """Asked for something that this machine or this build does not have."""
+
+
+def cpu_levels(wanted: str | None, quick: bool) -> list[str]:
+    """Names of the ISA levels to run, best last."""
+    cpu = _C.cpu()
+    if wanted not in (None, "all"):
+        try:
+            _C.set_isa(wanted)
+        except ValueError as error:
+            raise NotThereError(str(error)) from None
+        return [wanted]
+    if wanted is None and (quick or os.environ.get("FASTOPS_CPU_ISA")):
+        return [cpu["isa"]]
+    return [level for level, missing in cpu["missing"].items() if not missing]
+
+
+def devices_of(wanted: str | None) -> list[torch.device]:
+    if wanted in (None, "all"):
+        gpus = range(torch.cuda.device_count()) if not why_no_cuda() else ()
+        return [torch.device("cpu"), *(torch.device("cuda", k) for k in gpus)]
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type == "cpu":
+        return [torch.device("cpu")]
+    if device.type != "cuda":
+        raise NotThereError(f"device must be cpu, cuda, cuda:<index> or all, got {wanted!r}")
+    if reason := why_no_cuda():
+        raise NotThereError(f"device {wanted}: {reason}")
+    count = torch.cuda.device_count()
+    if device.index is None:
+        return [torch.device("cuda", torch.cuda.current_device())]
+    if device.index >= count:
+        raise NotThereError(f"device {wanted}: this machine has {count} GPU(s), cuda:0 to cuda:{count - 1}")
+    return [device]
+
+
+def why_no_cuda() -> str:
+    """Why our CUDA kernels cannot run here; empty if they can."""
+    return capabilities().no_gpu
+
+
+def paths_of(device: torch.device, isa: str | None, quick: bool) -> list[Path]:
+    """The reference last. A GPU without code for it in this build has only that."""
+    reference = Path(device, "reference")
+    if device.type == "cpu":
+        return [*(Path(device, "cpu", level) for level in reversed(cpu_levels(isa, quick))), reference]
+    chosen = {row["index"]: row["arch"] for row in _C.cuda_devices()}
+    return [Path(device, "cuda"), reference] if chosen.get(device.index) else [reference]

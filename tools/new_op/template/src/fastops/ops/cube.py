@@ -1,0 +1,54 @@
+"""cube: x³."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._operator import Operator, elementwise_batch, wide
+
+
+def cube_reference(input: Tensor) -> Tensor:
+    x = wide(input)
+    return (x * x * x).to(input.dtype)
+
+
+def cube_backward_reference(grad: Tensor, input: Tensor) -> Tensor:
+    x = wide(input)
+    return (3 * x * x * wide(grad)).to(input.dtype)
+
+
+_backward_op = Operator(
+    "cube_backward",
+    cube_backward_reference,
+    lambda grad, input: torch.empty_like(input),
+    batch=elementwise_batch,
+)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> Any:
+    return _backward_op(grad, *ctx.saved_tensors)
+
+
+_op = Operator("cube", cube_reference, torch.empty_like, save=_save, backward=_backward, batch=elementwise_batch)
+
+
+def cube(input: Tensor) -> Tensor:
+    r"""Elementwise cube.
+
+    .. math:: y = x^3, \qquad \frac{\partial L}{\partial x} = 3\,x^2\,\frac{\partial L}{\partial y}
+
+    Args:
+        input: any shape and strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our kernels; other
+            dtypes and devices the plain composition.
+
+    Returns:
+        A new tensor of ``input``'s shape and dtype. The half types are computed in float32 and rounded once.
+    """
+    return _op(input)
