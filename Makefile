@@ -1,8 +1,12 @@
 # The one list of commands: people, the pre-commit hook and CI call the same targets. `make` or `make help` prints them.
 
-PYTHON ?= python3#          the interpreter that .venv is made from, 3.10 or newer
-FASTOPS_CUDA ?= AUTO#       ON, OFF or AUTO: build the CUDA kernels if nvcc is found
-FASTOPS_CUDA_ARCHS ?= 80;90#  two keep development builds short; empty: every arch that nvcc supports
+# .venv is made from it; 3.10 or newer.
+PYTHON ?= python3
+# ON, OFF, or AUTO: build the CUDA kernels if nvcc is found.
+FASTOPS_CUDA ?= AUTO
+# Two keep development builds short; empty means every arch that nvcc supports.
+FASTOPS_CUDA_ARCHS ?= 80;90
+# Passed on to the selftest, pytest or info.
 ARGS ?=
 
 # The first pip that reads [dependency-groups] is 25.1.
@@ -10,11 +14,11 @@ PIP_VERSION := 26.3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-SETTINGS := -C 'cmake.define.FASTOPS_CUDA=$(strip $(FASTOPS_CUDA))' \
-  -C 'cmake.define.FASTOPS_CUDA_ARCHS=$(strip $(FASTOPS_CUDA_ARCHS))'
+SETTINGS := -C 'cmake.define.FASTOPS_CUDA=$(FASTOPS_CUDA)' \
+  -C 'cmake.define.FASTOPS_CUDA_ARCHS=$(FASTOPS_CUDA_ARCHS)'
 # Folders too, so that a file that comes or goes is seen.
 SOURCES := $(shell find CMakeLists.txt cmake cpp cuda)
-CXX_FILES := $(filter %.cpp %.h %.cu %.cuh,$(SOURCES) $(wildcard tools/new_op/*))
+CXX_FILES := $(filter %.cpp %.h %.cu %.cuh,$(SOURCES) $(shell find tools))
 
 .PHONY: help setup selftest test info wheel new-op format lint clean
 .DEFAULT_GOAL := help
@@ -38,7 +42,7 @@ wheel: .venv/.dependencies ## A wheel of this tree in dist/; FASTOPS_CUDA_ARCHS=
 	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist $(SETTINGS) .
 
 new-op: .venv/.dependencies ## The files of a new operator, from a template that passes; NAME=my_op
-	$(BIN)/python tools/new_op.py $(NAME)
+	$(BIN)/python tools/new_op '$(NAME)'
 
 format: .venv/.dependencies ## Format and fix what can be fixed by itself
 	$(BIN)/ruff check --fix

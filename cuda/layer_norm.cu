@@ -343,11 +343,13 @@ __global__ void __launch_bounds__(32 * kColumnWarps) backward_columns_kernel(Lay
   constexpr int V = kVector<T>;
   __shared__ A parts[kColumnWarps][2][32 * V];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t column = (static_cast<int64_t>(blockIdx.y) * 32 + lane) * V;
-  A weight_sum[V] = {}, bias_sum[V] = {};
-  const int64_t end = (blockIdx.x + 1) * a.rows / a.chunks;
-  if (column < a.n) {
-    for (int64_t row = blockIdx.x * a.rows / a.chunks + warp; row < end; row += kColumnWarps) {
+  const int64_t begin = blockIdx.x * a.rows / a.chunks + warp, end = (blockIdx.x + 1) * a.rows / a.chunks;
+  A* partial = static_cast<A*>(a.partial) + blockIdx.x * 2 * a.n;
+  const int64_t tiles = (a.n + 32 * V - 1) / (32 * V);
+  for (int64_t tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
+    const int64_t column = (tile * 32 + lane) * V;
+    A weight_sum[V] = {}, bias_sum[V] = {};
+    for (int64_t row = begin; column < a.n && row < end; row += kColumnWarps) {
       const A mean = static_cast<const A*>(a.mean)[row], rstd = static_cast<const A*>(a.rstd)[row];
       const A shift = row_shifts<A>(a)[row];
       A x[V], g[V];
@@ -359,21 +361,21 @@ __global__ void __launch_bounds__(32 * kColumnWarps) backward_columns_kernel(Lay
         bias_sum[k] += g[k];
       }
     }
-  }
+    __syncthreads();  // the tile before this one has been written out
 #pragma unroll
-  for (int k = 0; k < V; ++k) {
-    parts[warp][0][k * 32 + lane] = weight_sum[k];
-    parts[warp][1][k * 32 + lane] = bias_sum[k];
-  }
-  __syncthreads();
-  A* partial = static_cast<A*>(a.partial) + blockIdx.x * 2 * a.n;
-  for (int j = threadIdx.x; j < 2 * 32 * V; j += blockDim.x) {
-    const int which = j / (32 * V), at = j % (32 * V);
-    const int64_t to = (static_cast<int64_t>(blockIdx.y) * 32 + at % 32) * V + at / 32;
-    if (to >= a.n) continue;
-    A total = 0;
-    for (int k = 0; k < kColumnWarps; ++k) total += parts[k][which][at];
-    partial[which * a.n + to] = total;
+    for (int k = 0; k < V; ++k) {
+      parts[warp][0][k * 32 + lane] = weight_sum[k];
+      parts[warp][1][k * 32 + lane] = bias_sum[k];
+    }
+    __syncthreads();
+    for (int j = threadIdx.x; j < 2 * 32 * V; j += blockDim.x) {
+      const int which = j / (32 * V), at = j % (32 * V);
+      const int64_t to = (tile * 32 + at % 32) * V + at / 32;
+      if (to >= a.n) continue;
+      A total = 0;
+      for (int k = 0; k < kColumnWarps; ++k) total += parts[k][which][at];
+      partial[which * a.n + to] = total;
+    }
   }
 }
 
@@ -482,7 +484,7 @@ int layer_norm_backward(const LayerNormBackward& a, void* stream_handle) {
           if (plan.groups == 0) {
             backward_long_kernel<T, P, Aligned><<<blocks, plan.threads, 0, stream>>>(a);
             if (Sums && cudaPeekAtLastError() == cudaSuccess) {
-              const dim3 grid(static_cast<unsigned>(a.chunks), static_cast<unsigned>(column_tiles(a)));
+              const dim3 grid(static_cast<unsigned>(a.chunks), static_cast<unsigned>(std::min<int64_t>(column_tiles(a), 65535)));
               backward_columns_kernel<T, Aligned><<<grid, 32 * kColumnWarps, 0, stream>>>(a);
             }
           } else if (plan.warp) {

@@ -1,6 +1,7 @@
 """fastops: fused PyTorch operators, forward and backward, on CPU and CUDA.
 
-``python -m fastops.info`` shows what is installed and which kernels run here, ``python -m fastops.selftest`` proves them.
+``python -m fastops.info`` shows what is installed and which kernels run here; ``python -m fastops.selftest`` proves
+them.
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ def failed(error: BaseException) -> None:
     global failure
     failure = error
     # While runpy looks for the module, sys.argv[0] is "-m" and orig_argv still has the module's name.
-    if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m") == "fastops.info":
+    asked = sys.orig_argv[-len(sys.argv) :][:1] if sys.argv[:1] == ["-m"] else []
+    if asked in (["fastops.info"], ["-mfastops.info"]):
         return
     raise ImportError(diagnose(error), name="fastops") from error
 
@@ -76,7 +77,7 @@ def diagnose(error: BaseException) -> str:
         return _nanobind(error)
     owners = installed()
     if len(owners) > 1:
-        return f"{_several(owners)}\nUntil then: {_said(error)}"
+        return f"{_several(owners)}\nWhat failed: {_said(error)}"
     return _file(error, next(iter(owners), "fastops"))
 
 

@@ -30,14 +30,6 @@ class Build:
     isa_levels: tuple[str, ...]
     static_nanobind: bool
 
-    def __str__(self) -> str:
-        archs = [f"sm_{arch}" for arch in self.cubins] + [f"PTX of compute_{arch}" for arch in self.ptx]
-        cuda = f"CUDA {self.cuda_version} for {', '.join(archs)}" if self.cuda_version else "no CUDA kernels"
-        return (
-            f"{self.version} ({self.distribution}, commit {self.git_commit}), {self.compiler}, "
-            f"headers of PyTorch {self.torch_version} for {self.torch_floor} and newer, {cuda}"
-        )
-
 
 @dataclass(frozen=True)
 class CpuLevel:
@@ -72,8 +64,8 @@ class Capabilities:
         torch_version: of the PyTorch in this process.
         torch_cuda: the CUDA it was built with, or None.
         driver: version of the NVIDIA driver and the newest CUDA it runs.
-        paths: torch device -> ``"cpu"`` or ``"cuda"`` kernels or the plain ``"reference"``, where the dtype has a kernel.
-            Devices that are not listed run the reference.
+        paths: torch device -> ``"cpu"`` or ``"cuda"`` kernels, or the plain ``"reference"``. Devices that are not listed,
+            and dtypes without a kernel, run the reference.
         forced: the environment variables that force a level or a group.
     """
 
@@ -89,8 +81,17 @@ class Capabilities:
     forced: Mapping[str, str]
 
     def __str__(self) -> str:
-        cuda = f"CUDA {self.torch_cuda}" if self.torch_cuda else "without CUDA"
-        lines = [f"build    {self.build}", f"torch    {self.torch_version}, {cuda}", f"driver   {self.driver}"]
+        build = self.build
+        archs = [f"sm_{arch}" for arch in build.cubins] + [f"PTX of compute_{arch}" for arch in build.ptx]
+        lines = [
+            f"build    {build.version} ({build.distribution}, commit {build.git_commit}), {build.compiler}, "
+            f"headers of PyTorch {build.torch_version} for {build.torch_floor} and newer",
+            f"cuda     {build.cuda_version} for {', '.join(archs)}"
+            if build.cuda_version
+            else "cuda     not in this build",
+            f"torch    {self.torch_version}, " + (f"CUDA {self.torch_cuda}" if self.torch_cuda else "without CUDA"),
+            f"driver   {self.driver}",
+        ]
         lines += [_line("cpu", level.name, level.chosen, level.reason) for level in self.cpu_levels]
         for gpu in self.gpus:
             where = f"{gpu.index}: {gpu.name}, {gpu.arch or 'no kernels'}"
@@ -106,8 +107,8 @@ class Capabilities:
 def capabilities() -> Capabilities:
     """What this build holds and what this machine takes of it.
 
-    Asks the NVIDIA driver, if there is one, but makes no CUDA context and leaves ``torch.cuda`` uninitialised. As with any
-    use of the driver, processes that are forked afterwards cannot use CUDA.
+    Asks the NVIDIA driver, if there is one, but makes no CUDA context and leaves ``torch.cuda`` uninitialised. As after
+    any use of the driver, forked children cannot use CUDA.
 
     Example::
 
@@ -122,15 +123,19 @@ def capabilities() -> Capabilities:
     driver = _driver.probe()
     gpus, kernels_error = _gpus(driver)
     torch_cuda = torch.version.cuda
-    without = "" if torch_cuda else f"PyTorch {torch.__version__} is built without CUDA"
-    reasons = [] if gpus and torch_cuda else [r for r in (without, driver.error, kernels_error) if r]
     usable = gpus if torch_cuda else ()
+    # All reasons, since all must be mended. Without a driver the CUDA runtime says that the driver is too old.
+    reasons = [
+        "" if torch_cuda else f"PyTorch {torch.__version__} is built without CUDA",
+        "" if build.cuda_version else "this build has no CUDA kernels",
+        driver.error or ("" if gpus else kernels_error or "the driver shows no GPU"),
+    ]
     return Capabilities(
         build=build,
         cpu_level=level,
         cpu_levels=levels,
         gpus=gpus,
-        no_gpu="; ".join(reasons),
+        no_gpu="" if usable else "; ".join(filter(None, reasons)),
         torch_version=torch.__version__,
         torch_cuda=torch_cuda,
         driver=str(driver),

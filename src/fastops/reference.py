@@ -1,6 +1,7 @@
 """The plain PyTorch compositions behind the operators: same signatures, same results, no kernel of ours.
 
-They are the path for devices and dtypes without a kernel, the source of second derivatives, and what tests compare with.
+They are the path for devices and dtypes without a kernel, the source of second derivatives, and what the tests compare
+with.
 """
 
 from __future__ import annotations

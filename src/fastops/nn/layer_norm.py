@@ -30,7 +30,5 @@ class LayerNorm(torch.nn.LayerNorm):
         torch.Size([8, 512, 768])
     """
 
-    normalized_shape: tuple[int, ...]
-
     def forward(self, input: Tensor) -> Tensor:
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)

@@ -17,8 +17,8 @@ class LLTM(torch.nn.Module):
         device, dtype: of the parameters.
 
     Shape:
-        ``forward(input, (h, c))``: input ``[batch, input_features]``, states and results ``[batch, state_size]``. Without
-        a state both are zero, as in :class:`torch.nn.LSTMCell`.
+        ``forward(input, (h, c))``: input ``[batch, input_features]``, states and results ``[batch, state_size]``.
+        Without a state both are zero, as in :class:`torch.nn.LSTMCell`.
 
     Attributes:
         weights: ``[3 * state_size, state_size + input_features]``, uniform in :math:`\pm 1/\sqrt{\text{state\_size}}`.

@@ -1,0 +1,127 @@
+"""``python -m fastops.info [--json]``: everything that a bug report needs, also where fastops does not load.
+
+Exit status 0 if fastops loads, 1 with the diagnosis if it does not. No probe can make the report fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from . import _driver, _load
+
+_CPU_FLAGS = (
+    "pni ssse3 sse4_1 sse4_2 popcnt avx avx2 fma f16c bmi1 bmi2 avx512f avx512bw avx512cd avx512dq avx512vl avx512_bf16 "
+    "avx512_fp16 amx_bf16 amx_tile asimd asimdhp bf16 sve sve2"
+).split()
+
+
+def report() -> dict[str, Any]:
+    """The report as data; what a probe could not find out is a line of text in its place."""
+    probes: dict[str, Callable[[], Any]] = {
+        "fastops": _fastops,
+        "distributions": lambda: _load.installed() or "none recorded beside the package",
+        "folders": _load._folders,
+        "extension files": lambda: {f: _load.made_for(f) for f in _load._extension_files()},
+        "capabilities": _capabilities,
+        "torch": _torch,
+        "nanobind-backend": lambda: metadata.version("nanobind-backend"),
+        "python": lambda: f"{platform.python_implementation()} {sys.version}",
+        "system": platform.platform,
+        "libc": lambda: " ".join(platform.libc_ver()),
+        "cpu": _cpu,
+        "gpu": lambda: dataclasses.asdict(_driver.probe()),
+        "environment": _environment,
+    }
+    return {name: _guarded(probe) for name, probe in probes.items()}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m fastops.info", description="What is installed and what runs here.")
+    parser.add_argument("--json", action="store_true", help="the report as JSON")
+    as_json = parser.parse_args(arguments).json
+    found = report()
+    if as_json:
+        print(json.dumps(found, indent=2, default=str))
+    else:
+        found["capabilities"] = _guarded(lambda: str(_load_capabilities()))
+        print("\n".join(_text(name, value) for name, value in found.items()))
+    return 0 if _load.failure is None else 1
+
+
+def _guarded(probe: Callable[[], Any]) -> Any:
+    try:
+        return probe()
+    except Exception as error:
+        return f"unknown ({type(error).__name__}: {error})"
+
+
+def _fastops() -> str:
+    if _load.failure is not None:
+        return "does not load: " + _load.diagnose(_load.failure)
+    import fastops
+
+    return f"{fastops.__version__}, loads"
+
+
+def _load_capabilities() -> Any:
+    if _load.failure is not None:
+        return "unknown: fastops does not load"
+    from .capability import capabilities
+
+    return capabilities()
+
+
+def _capabilities() -> Any:
+    found = _load_capabilities()
+    return found if isinstance(found, str) else dataclasses.asdict(found)
+
+
+def _torch() -> dict[str, Any]:
+    import torch
+
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "cpu capability": _guarded(torch.backends.cpu.get_cpu_capability),
+        "cuda available": _guarded(torch.cuda.is_available),
+    }
+
+
+def _cpu() -> dict[str, Any]:
+    lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    fields = {key.strip().lower(): value.strip() for key, _, value in reversed(lines)}
+    flags = set((fields.get("flags") or fields.get("features") or "").split())
+    return {
+        "model": fields.get("model name") or platform.machine(),
+        "usable": len(os.sched_getaffinity(0)),
+        "of": os.cpu_count(),
+        "flags": " ".join(flag for flag in _CPU_FLAGS if flag in flags),
+    }
+
+
+def _environment() -> dict[str, str]:
+    names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS")
+    return {k: v for k, v in sorted(os.environ.items()) if k.startswith("FASTOPS_") or k in names}
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, dict):
+        value = "\n".join(f"{k}: {v}" for k, v in value.items())
+    elif isinstance(value, list):
+        value = "\n".join(map(str, value))
+    head, *rest = str(value).splitlines() or [""]
+    return "\n".join([f"{name + ':':18}{head}", *(" " * 18 + line for line in rest)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
