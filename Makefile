@@ -45,7 +45,7 @@ new-op: .venv/.dependencies ## The files of a new operator, from a template that
 	$(BIN)/python tools/new_op '$(NAME)'
 
 format: .venv/.dependencies ## Format and fix what can be fixed by itself
-	$(BIN)/ruff check --fix
+	$(BIN)/ruff check --fix --exit-zero
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(CXX_FILES)
 
@@ -70,6 +70,7 @@ $(BIN)/python:
 
 build/.installed: .venv/.dependencies build/.settings $(SOURCES)
 	$(PIP) install --quiet --no-build-isolation $(SETTINGS) --editable .
+	@$(BIN)/python -c 'import fastops; print(fastops.capabilities())'
 	@touch $@
 
 # Rewritten when the settings differ from those of the last build.

@@ -57,28 +57,34 @@ int64_t numel_of(Shape sizes) {
 
 }  // namespace
 
-void run_pointwise(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype, const Operand* operands,
-                   int count, std::array<double, kMaxScalars> scalars) {
-  Pointwise p;
+namespace {
+
+// Fills in the index space. False if more than kMaxDims dimensions remain.
+bool describe(const Operand* operands, int count, Pointwise& p) {
   p.operands = count;
   p.numel = numel_of(operands[0].sizes);
-  if (p.numel == 0) return;
-  std::copy(scalars.begin(), scalars.end(), p.scalars);
   for (int k = 0; k < count; ++k) p.data[k] = operands[k].data;
 
   // The first operand is dense, so operands of its very layout are one contiguous run each.
   bool alike = true;
   for (int k = 1; alike && k < count; ++k)
     alike = same_shape(operands[0].sizes, operands[k].sizes) && same_shape(operands[0].strides, operands[k].strides);
-  if (alike) {
-    p.ndim = 1;
-    p.sizes[0] = p.numel;
-    for (int k = 0; k < count; ++k) p.strides[k][0] = 1;
-  } else {
-    FASTOPS_CHECK(merge_dims(operands, count, p), op, "at most ", kMaxDims, " dimensions that do not merge are supported, got ",
-                  text_of(operands[0].sizes));
-  }
-  launch(op, kernels, device_of, dtype, p);
+  if (!alike) return merge_dims(operands, count, p);
+  p.ndim = 1;
+  p.sizes[0] = p.numel;
+  for (int k = 0; k < count; ++k) p.strides[k][0] = 1;
+  return true;
+}
+
+}  // namespace
+
+void run_pointwise(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype, const Operand* operands,
+                   int count, std::array<double, kMaxScalars> scalars) {
+  Pointwise p;
+  FASTOPS_CHECK(describe(operands, count, p), op, "at most ", kMaxDims, " dimensions that do not merge are supported, got ",
+                text_of(operands[0].sizes));
+  std::copy(scalars.begin(), scalars.end(), p.scalars);
+  if (p.numel > 0) launch(op, kernels, device_of, dtype, p);
 }
 
 void run_pointwise(const char* op, PointwiseKernels kernels, std::initializer_list<Tensor> outputs,
@@ -88,7 +94,30 @@ void run_pointwise(const char* op, PointwiseKernels kernels, std::initializer_li
   for (const Tensor& t : outputs) operands[count++] = {t.mutable_data_ptr(), t.sizes(), t.strides()};
   for (const Tensor& t : inputs) operands[count++] = {const_cast<void*>(t.const_data_ptr()), t.sizes(), t.strides()};
   const Tensor& first = *outputs.begin();
-  run_pointwise(op, kernels, first, *dtype_of(first), operands, count, scalars);
+  const DType dtype = *dtype_of(first);
+  Pointwise p;
+  std::copy(scalars.begin(), scalars.end(), p.scalars);
+  if (describe(operands, count, p)) {
+    if (p.numel > 0) launch(op, kernels, first, dtype, p);
+    return;
+  }
+
+  // Too many dimensions in too many orders: through contiguous copies.
+  std::vector<Tensor> copies;
+  copies.reserve(count);
+  for (const Tensor& t : outputs) copies.push_back(allocate(t.sizes(), t, dtype));
+  for (const Tensor& t : inputs) copies.push_back(as_contiguous(call<Tensor>("aten::expand", t, first.sizes(), false)));
+  for (int k = 0; k < count; ++k) {
+    const bool written = k < static_cast<int>(outputs.size());
+    operands[k] = {written ? copies[k].mutable_data_ptr() : const_cast<void*>(copies[k].const_data_ptr()),
+                   copies[k].sizes(), copies[k].strides()};
+  }
+  run_pointwise(op, kernels, first, dtype, operands, count, scalars);
+  int k = 0;
+  for (const Tensor& t : outputs) {
+    Tensor to = t;
+    torch::stable::copy_(to, copies[k++]);
+  }
 }
 
 Tensor unary(const char* op, PointwiseKernels kernels, const Tensor& input) {

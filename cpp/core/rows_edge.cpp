@@ -45,7 +45,10 @@ DType parameter_dtype(const Tensor& input, OptionalTensor& weight, OptionalTenso
   return common;
 }
 
-int64_t cpu_chunks(int64_t rows) { return std::clamp<int64_t>(rows / 8, 1, 64); }
+// As many rows in a chunk as there are chunks would round least; at least 64 rows for one partial row of traffic.
+int64_t cpu_chunks(int64_t rows) {
+  return rows < 4096 ? std::clamp<int64_t>(rows / 8, 1, 64) : std::min<int64_t>(rows / 64, 256);
+}
 
 void sum_columns(const char* op, const Tensor& device_of, const ColumnSum* sums, int count) {
   if (device_of.is_cuda()) {

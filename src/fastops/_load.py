@@ -53,7 +53,7 @@ def failed(error: BaseException) -> None:
 
 def installed(folders: Iterable[str] | None = None) -> dict[str, str]:
     """Name and version of the distributions that own this package: those recorded beside its folder."""
-    beside = [os.path.dirname(folder) for folder in (_folders() if folders is None else folders)]
+    beside = [os.path.dirname(folder) for folder in (package_folders() if folders is None else folders)]
     found = {}
     for name in DISTRIBUTIONS:
         for distribution in metadata.distributions(name=name, path=beside):
@@ -73,7 +73,8 @@ def diagnose(error: BaseException) -> str:
         return f"[fastops] PyTorch itself does not import: {_said(error)}"
     if match := re.search(r"version `(GLIBC|GLIBCXX|CXXABI)_([\d.]+)' not found", text):
         return _library_too_old(match[1], match[2])
-    if "nanobind" in text and "undefined symbol" not in text:
+    # The loader's own errors carry the file's path, whose folders may well be called so.
+    if "nanobind" in text and getattr(error, "path", None) not in extension_files():
         return _nanobind(error)
     owners = installed()
     if len(owners) > 1:
@@ -102,7 +103,7 @@ def _nanobind(error: BaseException) -> str:
 
 def _file(error: BaseException, distribution: str) -> str:
     """The extension's file is missing, foreign, damaged, or not of these Python files."""
-    text, files = str(error), _extension_files()
+    text, files = str(error), extension_files()
     again = f"pip install --force-reinstall --no-deps {distribution}"
     here = f"{platform.python_implementation()} {platform.python_version()} on {_platform()}"
     if match := re.search(r"undefined symbol: (\S+)", text):
@@ -118,7 +119,7 @@ def _file(error: BaseException, distribution: str) -> str:
         )
     if isinstance(error, ModuleNotFoundError) and error.name == "fastops._C":
         if not files:
-            folders = ", ".join(_folders())
+            folders = ", ".join(package_folders())
             return f"[fastops] there is no extension file _C in {folders}. {again}, or build the source tree"
         endings = ", ".join(importlib.machinery.EXTENSION_SUFFIXES)
         listed = ", ".join(f"{os.path.basename(file)} ({made_for(file)})" for file in files)
@@ -162,13 +163,13 @@ def _platform() -> str:
     return f"{platform.system()} {platform.machine()}"
 
 
-def _folders() -> list[str]:
+def package_folders() -> list[str]:
     return list(sys.modules[__package__].__path__)
 
 
-def _extension_files() -> list[str]:
+def extension_files() -> list[str]:
     files = []
-    for folder in filter(os.path.isdir, _folders()):
+    for folder in filter(os.path.isdir, package_folders()):
         names = sorted(n for n in os.listdir(folder) if re.fullmatch(r"_C\b.*\.(so|pyd|dylib|dll)", n))
         files += [os.path.join(folder, name) for name in names]
     return files

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -64,8 +65,8 @@ class Capabilities:
         torch_version: of the PyTorch in this process.
         torch_cuda: the CUDA it was built with, or None.
         driver: version of the NVIDIA driver and the newest CUDA it runs.
-        paths: torch device -> ``"cpu"`` or ``"cuda"`` kernels, or the plain ``"reference"``. Devices that are not listed,
-            and dtypes without a kernel, run the reference.
+        paths: torch device -> ``"cpu"`` or ``"cuda"`` kernels, or the plain ``"reference"``, which other devices
+            and dtypes without a kernel run too.
         forced: the environment variables that force a level or a group.
     """
 
@@ -117,8 +118,8 @@ def capabilities() -> Capabilities:
         'cpu'
     """
     info = _C.build_info()
-    values = {field.name: info[field.name] for field in fields(Build)}  # type: ignore[literal-required]
-    build = Build(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+    recorded: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in info.items()}
+    build = Build(**{field.name: recorded[field.name] for field in fields(Build)})
     level, levels = _cpu_levels(build)
     driver = _driver.probe()
     gpus, kernels_error = _gpus(driver)

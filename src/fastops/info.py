@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -18,10 +19,7 @@ from typing import Any
 
 from . import _driver, _load
 
-_CPU_FLAGS = (
-    "pni ssse3 sse4_1 sse4_2 popcnt avx avx2 fma f16c bmi1 bmi2 avx512f avx512bw avx512cd avx512dq avx512vl avx512_bf16 "
-    "avx512_fp16 amx_bf16 amx_tile asimd asimdhp bf16 sve sve2"
-).split()
+_CPU_FLAGS = re.compile(r"pni|ssse3|sse4_\d|popcnt|avx\w*|fma|f16c|bmi\d|amx_\w+|asimd\w*|sve\w*|i8mm|bf16")
 
 
 def report() -> dict[str, Any]:
@@ -29,8 +27,8 @@ def report() -> dict[str, Any]:
     probes: dict[str, Callable[[], Any]] = {
         "fastops": _fastops,
         "distributions": lambda: _load.installed() or "none recorded beside the package",
-        "folders": _load._folders,
-        "extension files": lambda: {f: _load.made_for(f) for f in _load._extension_files()},
+        "folders": _load.package_folders,
+        "extension files": lambda: {f: _load.made_for(f) for f in _load.extension_files()},
         "capabilities": _capabilities,
         "torch": _torch,
         "nanobind-backend": lambda: metadata.version("nanobind-backend"),
@@ -38,7 +36,7 @@ def report() -> dict[str, Any]:
         "system": platform.platform,
         "libc": lambda: " ".join(platform.libc_ver()),
         "cpu": _cpu,
-        "gpu": lambda: dataclasses.asdict(_driver.probe()),
+        "driver": lambda: {k: v for k, v in dataclasses.asdict(_driver.probe()).items() if v},
         "environment": _environment,
     }
     return {name: _guarded(probe) for name, probe in probes.items()}
@@ -100,12 +98,12 @@ def _torch() -> dict[str, Any]:
 def _cpu() -> dict[str, Any]:
     lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
     fields = {key.strip().lower(): value.strip() for key, _, value in reversed(lines)}
-    flags = set((fields.get("flags") or fields.get("features") or "").split())
+    flags = (fields.get("flags") or fields.get("features") or "").split()
     return {
         "model": fields.get("model name") or platform.machine(),
         "usable": len(os.sched_getaffinity(0)),
         "of": os.cpu_count(),
-        "flags": " ".join(flag for flag in _CPU_FLAGS if flag in flags),
+        "flags": " ".join(flag for flag in flags if _CPU_FLAGS.fullmatch(flag)),
     }
 
 

@@ -17,15 +17,17 @@ ROOT = Path(__file__).parents[2]
 WORD = "cube"
 
 # Words that C++ keeps for itself, or that kernels and launchers use for something else.
-TAKEN = set(
-    "alignas alignof and asm auto bitand bitor bool break case catch char class co_await co_return co_yield compl concept "
-    "const const_cast consteval constexpr constinit continue decltype default delete do double dynamic_cast else enum "
-    "explicit export extern false final float for friend goto if import inline int long module mutable namespace new "
-    "noexcept not nullptr operator or override private protected public register reinterpret_cast requires return short "
-    "signed sizeof static static_assert static_cast struct switch template this throw true try typedef typeid typename "
-    "union unsigned using virtual void volatile wchar_t while xor "
-    "base avx2 avx512 bench capabilities generic cuda cpu device fastops kernels kit ops pointwise reference std torch unary unary_backward"
-    "".split()
+TAKEN = re.findall(
+    r"\w+",
+    """
+    alignas alignof and asm auto bitand bitor bool break case catch char class co_await co_return co_yield compl concept
+    const const_cast consteval constexpr constinit continue decltype default delete do double dynamic_cast else enum
+    explicit export extern false final float for friend goto if import inline int long module mutable namespace new
+    noexcept not nullptr operator or override private protected public register reinterpret_cast requires return short
+    signed sizeof static static_assert static_cast struct switch template this throw true try typedef typeid typename
+    union unsigned using virtual void volatile wchar_t while xor
+    avx2 avx512 base bench capabilities cpu cuda device fastops generic kernels kit ops pointwise reference std torch
+    """,
 )
 
 CASE = """    Case(
@@ -36,10 +38,11 @@ CASE = """    Case(
         torch=None,
         samples=_elementwise_samples(scale=2.0),
         raw=_unary("cube", saves_output=False),
-        bounds=bounds(f16=(1, 1), bf16=(1, 1), f32=(2, 3), f64=(2, 3)),
+        bounds=bounds(f16=(1, 1, 1), bf16=(1, 1, 1), f32=(2, 3, 3), f64=(2, 3, 3)),
         formula="x³",
         gradient="3·x²·g",
         relative=True,
+        relative_gradient=True,
     ),
 """
 

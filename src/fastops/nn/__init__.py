@@ -1,4 +1,4 @@
-"""The operators as modules: torch.nn's arguments, initialisation, repr and state_dict keys; our forward and backward."""
+"""The operators as modules, with torch.nn's arguments, initialisation, repr and state_dict keys."""
 
 from .layer_norm import LayerNorm
 from .linear import Linear

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -48,7 +50,7 @@ class LLTM(torch.nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        bound = self.state_size**-0.5 if self.state_size > 0 else 0.0
+        bound = 1 / math.sqrt(self.state_size) if self.state_size > 0 else 0.0
         for parameter in self.parameters():
             torch.nn.init.uniform_(parameter, -bound, bound)
 

@@ -15,11 +15,15 @@ ACTIVATIONS = ("relu", "sigmoid", "gelu", "silu")
 _FROM_OUTPUT = ("relu", "sigmoid")  # their derivative is a function of the output
 
 
+def _normal_cdf(u: Tensor) -> Tensor:
+    return 0.5 * torch.erfc(u * -0.7071067811865476)  # 1 + erf would cancel in the left tail
+
+
 def _activate(u: Tensor, activation: str) -> Tensor:
     if activation == "relu":
         return torch.where(u <= 0, 0, u)
     if activation == "gelu":
-        return F.gelu(u)
+        return u * _normal_cdf(u)
     if activation == "silu":
         return u * torch.sigmoid(u)
     return torch.sigmoid(u) if activation == "sigmoid" else u
@@ -31,7 +35,7 @@ def _derivative(s: Tensor, activation: str) -> Tensor:
         return s * (1 - s)
     if activation == "gelu":
         pdf = torch.exp(-0.5 * s * s) * 0.3989422804014327
-        return torch.special.ndtr(s) + s * pdf
+        return _normal_cdf(s) + s * pdf
     y = torch.sigmoid(s)
     return y * (1 + s * (1 - y))
 

@@ -19,13 +19,17 @@ from .target import NotThereError, devices_of, paths_of, why_no_cuda
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m fastops.selftest",
-        description="Proves every op on this machine: values and gradients against float64, and the rest of the contract.",
+        description="Proves every op on this machine: values and gradients against float64, and the other promises.",
     )
     p.add_argument("--device", help="cpu, cuda, cuda:<index> or all; default all there are")
-    p.add_argument("--op", action="append", metavar="NAME", help=f"one of {', '.join(c.name for c in CASES)}; repeatable")
-    p.add_argument("--dtype", action="append", help=f"one of {', '.join(map(name_of, DTYPES))}; repeatable")
     p.add_argument(
-        "--isa", metavar="LEVEL", help="CPU level, or all that this CPU can run; default all, with --quick the chosen one"
+        "--op", action="append", metavar="NAME", help=f"one of {', '.join(c.name for c in CASES)}; repeatable"
+    )
+    p.add_argument("--dtype", action="append", help=f"{', '.join(map(name_of, DTYPES))}; repeatable")
+    p.add_argument(
+        "--isa",
+        metavar="LEVEL",
+        help="CPU level, or all that run here; default all, with --quick the chosen one",
     )
     p.add_argument("--quick", action="store_true", help="the chosen CPU level and no large inputs: under a minute")
     p.add_argument("--json", metavar="FILE", help="write the environment and every result")

@@ -1,14 +1,14 @@
 """How far a result is from the truth, in ulps, and the truth itself.
 
-    ulps = |out - truth| / (eps · scale)
+    ulps = abs(out - truth) / (eps · scale)
 
 eps is the step of the result's dtype at 1: 2^-10 for float16, 2^-7 for bfloat16, 2^-23 for float32, 2^-52 for float64.
-Where every result keeps its own digits (``Case.relative``), scale is its own \\|truth\\|. Elsewhere terms cancel, so that no
-computation in the dtype could: scale is then at least the root mean square of the truth over the tensor. Below the smallest
-normal number the step no longer shrinks, and scale stays there. Correct rounding has at most 1/2 ulp.
+Where every result keeps its own digits (``Case.relative``), scale is the truth's own magnitude. Elsewhere terms cancel,
+so that no computation in the dtype could: scale is then at least the root mean square of the truth over the tensor.
+Below the smallest normal number the step no longer shrinks, and scale stays there. Correct rounding has half an ulp.
 
-Where an intermediate is rounded to the input's dtype (``Case.rounds_between``, the product in ``linear``), a result of a
-finer dtype is counted in the input's ulps.
+Where an intermediate is rounded to the input's dtype (``Case.rounds_between``, the product in ``linear``), a result of
+a finer dtype is counted in the input's ulps.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def tensors_of(args: tuple[Any, ...]) -> list[Tensor]:
     return [a for a in args if isinstance(a, Tensor)]
 
 
-def evaluate(function: Callable[..., Any], args: tuple[Any, ...], grads: tuple[Tensor, ...] | None = None) -> Evaluation:
+def evaluate(
+    function: Callable[..., Any], args: tuple[Any, ...], grads: tuple[Tensor, ...] | None = None
+) -> Evaluation:
     """Outputs and gradients; without ``grads`` the incoming gradients are random numbers, the same ones each time."""
     args = tuple(a.detach().requires_grad_() if isinstance(a, Tensor) else a for a in args)
     out = function(*args)

@@ -54,8 +54,8 @@ def values(t: Target) -> Iterator[Outcome]:
             for kind, error in errors(t.case, args, result, truth):
                 if not error <= worst[kind][0]:
                     worst[kind] = (error, sample.name)
-        except Exception as error:
-            raise RuntimeError(f"sample {sample.name}: {error}") from error
+        except Exception as problem:
+            raise RuntimeError(f"sample {sample.name}: {problem}") from problem
         if not all(same_bits(x, y) for x, y in zip(tensors_of(args), before, strict=True)):
             changed.append(sample.name)
         if not any(out.numel() for out in result.outputs) and any(g.count_nonzero() for g in result.gradients):
@@ -89,8 +89,7 @@ def finite_differences(t: Target) -> Iterator[Outcome]:
         failures = []
         for sample in t.case.small_samples:
             args = tuple(
-                a.detach().requires_grad_() if isinstance(a, Tensor) else a
-                for a in sample.args(t.path.device, t.dtype)
+                a.detach().requires_grad_() if isinstance(a, Tensor) else a for a in sample.args(t.path.device, t.dtype)
             )
             try:
                 check(t.function, args)

@@ -1,8 +1,8 @@
 """Outputs in memory full of NaN, so that an element that no kernel writes shows.
 
-``torch.utils.deterministic.fill_uninitialized_memory`` does not reach what an extension allocates through the stable ABI on
-the CPU. So memory is filled and freed before the call, for the allocator to hand out again; that it did is checked by the
-outputs' addresses.
+``torch.utils.deterministic.fill_uninitialized_memory`` does not reach what an extension allocates through the stable
+ABI on the CPU. So memory is filled and freed before the call, for the allocator to hand out again; that it did is
+checked by the outputs' addresses.
 """
 
 from __future__ import annotations

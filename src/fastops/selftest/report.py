@@ -57,11 +57,21 @@ def failure(r: Result) -> str:
 
 
 def summary(results: Sequence[Result], seconds: float) -> str:
-    failed = [r for r in results if not r.ok]
+    """Of the failures of one check of one op the first in full, then where else it failed."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for r in results:
+        if not r.ok:
+            groups.setdefault((r.op, r.check), []).append(r)
+    lines = []
+    for first, *others in groups.values():
+        lines.append(failure(first))
+        if others:
+            lines.append(f"       also on {', '.join(f'{r.path} {r.dtype}' for r in others)}")
+    failed = sum(map(len, groups.values()))
     ops, paths = len({r.op for r in results}), ", ".join(dict.fromkeys(r.path for r in results))
     versions = ", ".join(f"{name} {version}" for name, version in environment()["versions"].items())
-    head = f"{len(results) - len(failed)} of {len(results)} checks passed in {seconds:.0f} s: {ops} ops on {paths}"
-    return "\n".join([*map(failure, failed), "", head, versions])
+    verdict = f"{failed} of {len(results)} checks FAILED" if failed else f"all {len(results)} checks passed"
+    return "\n".join([*lines, "", f"{verdict} in {seconds:.0f} s: {ops} ops on {paths}; {versions}"])
 
 
 def environment() -> dict[str, Any]:
@@ -110,7 +120,7 @@ def _finite(value: Any) -> Any:
 def write_junit(file: str, results: Sequence[Result], seconds: float) -> None:
     failed = sum(not r.ok for r in results)
     totals = {"tests": str(len(results)), "failures": str(failed), "time": f"{seconds:.1f}"}
-    suite = ElementTree.Element("testsuite", name="fastops.selftest", **totals)
+    suite = ElementTree.Element("testsuite", {"name": "fastops.selftest", **totals})
     for r in results:
         case = ElementTree.SubElement(
             suite, "testcase", classname=f"{r.op}.{r.path}", name=f"{r.check} {r.dtype}", time=f"{r.seconds:.3f}"

@@ -1,0 +1,40 @@
+"""Fixtures of all tests: the device, the dtype's short name as an id, a fixed seed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fastops
+
+NO_CUDA = fastops.capabilities().no_gpu or (
+    "" if fastops.capabilities().paths.get("cuda:0") == "cuda" else "this build has no kernels for this GPU"
+)
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Dtypes by their short names, cases and samples by theirs."""
+    if isinstance(val, torch.dtype):
+        return str(val).removeprefix("torch.")
+    name = getattr(val, "name", None)
+    return name if isinstance(name, str) else None
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.skipif(bool(NO_CUDA), reason=NO_CUDA))])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The CPU, and the first GPU where there is one for our kernels."""
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    """The first GPU; the test is skipped where there is none for our kernels."""
+    if NO_CUDA:
+        pytest.skip(NO_CUDA)
+    return torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> int:
+    torch.manual_seed(20)
+    return 20

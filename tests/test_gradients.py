@@ -1,0 +1,255 @@
+"""Derivatives of every kind and order, against the plain compositions.
+
+Not against torch's own ops: its layer_norm is wrong under ``jacfwd(jacfwd)``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from table import assert_close, batch_of, every_case, every_small_sample, function_of, scalar_of
+from torch import Tensor, func
+from torch.autograd import forward_ad
+
+import fastops
+from fastops.cases import Case, Make, Sample
+
+
+@every_small_sample
+@pytest.mark.parametrize("check", [torch.autograd.gradcheck, torch.autograd.gradgradcheck])
+def test_finite_differences(case: Case, sample: Sample, device: torch.device, check: Callable[..., bool]) -> None:
+    f = function_of(case, sample, device)
+    assert check(f.ours, [t.requires_grad_() for t in f.tensors])
+
+
+@every_small_sample
+def test_gradcheck_forward_and_batched(case: Case, sample: Sample, device: torch.device) -> None:
+    f = function_of(case, sample, device)
+    inputs = [t.requires_grad_() for t in f.tensors]
+    assert torch.autograd.gradcheck(f.ours, inputs, check_forward_ad=True, check_batched_grad=True)
+
+
+def _every_argument(f: Callable[..., Any]) -> tuple[int, ...]:
+    return tuple(range(f.__code__.co_argcount))
+
+
+def _grad(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
+    return func.grad(scalar_of(f), tuple(range(len(x))))(*x)
+
+
+def _jvp(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
+    return func.jvp(f, tuple(x), tuple(b[0] for b in batch))
+
+
+def _vjp(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
+    out, pull = func.vjp(f, *x)
+    return pull(torch.utils._pytree.tree_map(torch.cos, out))
+
+
+def _vmap(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
+    return func.vmap(f)(*batch)
+
+
+def _vmap_of_first(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
+    return func.vmap(f, (0, *[None] * (len(x) - 1)))(batch[0], *x[1:])
+
+
+def _vmap_of_last(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
+    return func.vmap(f, (*[None] * (len(x) - 1), 0))(*x[:-1], batch[-1])
+
+
+def _vmap_of_vmap(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
+    return func.vmap(func.vmap(f))(*[torch.stack([b, -b]) for b in batch])
+
+
+def _vmap_last_dim(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
+    return func.vmap(f, -1)(*[b.movedim(0, -1) for b in batch])
+
+
+def _vmap_grad(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
+    return func.vmap(func.grad(scalar_of(f), tuple(range(len(x)))))(*batch)
+
+
+def _vmap_grad_of_first(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
+    in_dims = (0, *[None] * (len(x) - 1))
+    return func.vmap(func.grad(scalar_of(f), tuple(range(len(x)))), in_dims)(batch[0], *x[1:])
+
+
+def _hessian(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
+    return func.hessian(scalar_of(f), tuple(range(len(x))))(*x)
+
+
+def _jacrev(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
+    return func.jacrev(f, tuple(range(len(x))))(*x)
+
+
+def _jacrev_of_jacrev(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
+    return func.jacrev(func.jacrev(scalar_of(f)))(*x)
+
+
+def _jacfwd_of_jacfwd(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
+    return func.jacfwd(func.jacfwd(scalar_of(f)))(*x)
+
+
+def _jacrev_of_jacfwd(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
+    return func.jacrev(func.jacfwd(scalar_of(f)))(*x)
+
+
+TRANSFORMS = (
+    _grad,
+    _jvp,
+    _vjp,
+    _vmap,
+    _vmap_of_first,
+    _vmap_of_last,
+    _vmap_of_vmap,
+    _vmap_last_dim,
+    _vmap_grad,
+    _vmap_grad_of_first,
+    _hessian,
+    _jacrev,
+    _jacrev_of_jacrev,
+    _jacfwd_of_jacfwd,
+    _jacrev_of_jacfwd,
+)
+
+
+@every_small_sample
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=lambda t: t.__name__.strip("_"))
+def test_functional_transforms(
+    case: Case, sample: Sample, device: torch.device, transform: Callable[..., Any]
+) -> None:
+    f = function_of(case, sample, device)
+    x, batch = list(f.tensors), batch_of(f.tensors)
+    assert_close(transform(f.ours, x, batch), transform(f.plain, x, batch))
+
+
+@every_small_sample
+def test_batched_gradients(case: Case, sample: Sample, device: torch.device) -> None:
+    f = function_of(case, sample, device)
+
+    def rows_of_jacobian(g: Callable[..., Any]) -> tuple[Tensor, ...]:
+        inputs = [t.detach().requires_grad_() for t in f.tensors]
+        out = g(*inputs)
+        outputs = out if isinstance(out, tuple) else (out,)
+        grads = [Make(o.device, o.dtype, seed=9)(4, *o.shape) for o in outputs]
+        return torch.autograd.grad(outputs, inputs, grads, is_grads_batched=True)
+
+    assert_close(rows_of_jacobian(f.ours), rows_of_jacobian(f.plain))
+
+
+@every_small_sample
+def test_dual_numbers(case: Case, sample: Sample, device: torch.device) -> None:
+    f = function_of(case, sample, device)
+    tangents = batch_of(f.tensors, 1)
+
+    def of_duals(g: Callable[..., Any]) -> list[Any]:
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(t, v[0]) for t, v in zip(f.tensors, tangents, strict=True)]
+            out = g(*duals)
+            return [tuple(forward_ad.unpack_dual(o)) for o in (out if isinstance(out, tuple) else (out,))]
+
+    assert_close(of_duals(f.ours), of_duals(f.plain))
+
+
+@every_small_sample
+def test_every_subset_of_gradients(case: Case, sample: Sample, device: torch.device) -> None:
+    f = function_of(case, sample, device)
+    whole = [t.detach().requires_grad_() for t in f.tensors]
+    expected = torch.autograd.grad(scalar_of(f.plain)(*whole), whole)
+    for needed in itertools.product([False, True], repeat=len(f.tensors)):
+        inputs = [t.detach().requires_grad_(need) for t, need in zip(f.tensors, needed, strict=True)]
+        out = scalar_of(f.ours)(*inputs)
+        assert out.requires_grad == any(needed)
+        if any(needed):
+            out.backward()
+        for x, need, gradient in zip(inputs, needed, expected, strict=True):
+            if need:
+                assert_close(x.grad, gradient)
+            else:
+                assert x.grad is None
+
+
+@every_small_sample
+def test_one_output_of_several(case: Case, sample: Sample, device: torch.device) -> None:
+    f = function_of(case, sample, device)
+    inputs = [t.detach().requires_grad_() for t in f.tensors]
+    ours, plain = f.ours(*inputs), f.plain(*inputs)
+    if not isinstance(ours, tuple):
+        pytest.skip("one output")
+    for a, b in zip(ours, plain, strict=True):
+        options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+        assert_close(torch.autograd.grad(a.sum(), inputs, **options), torch.autograd.grad(b.sum(), inputs, **options))
+
+
+@every_small_sample
+def test_no_grad_and_inference(case: Case, sample: Sample, device: torch.device) -> None:
+    f = function_of(case, sample, device)
+    inputs = [t.detach().requires_grad_() for t in f.tensors]
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            out = f.ours(*inputs)
+        for o in out if isinstance(out, tuple) else (out,):
+            assert not o.requires_grad
+
+
+def _compiled_gradients(f: Callable[..., Any], x: tuple[Tensor, ...], **options: Any) -> tuple[Tensor, ...]:
+    torch._dynamo.reset()
+    inputs = [t.detach().requires_grad_() for t in x]
+    out = torch.compile(scalar_of(f), fullgraph=True, **options)(*inputs)
+    return (out.detach(), *torch.autograd.grad(out, inputs))
+
+
+def _eager_gradients(f: Callable[..., Any], x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    inputs = [t.detach().requires_grad_() for t in x]
+    out = scalar_of(f)(*inputs)
+    return (out.detach(), *torch.autograd.grad(out, inputs))
+
+
+@every_small_sample
+def test_compile(case: Case, sample: Sample, device: torch.device) -> None:
+    """Traced whole, forward and backward, without code generation."""
+    f = function_of(case, sample, device)
+    assert_close(_compiled_gradients(f.ours, f.tensors, backend="aot_eager"), _eager_gradients(f.plain, f.tensors))
+
+
+@every_case
+def test_compile_without_gradients(case: Case, device: torch.device) -> None:
+    f = function_of(case, next(case.small_samples), device)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        assert_close(torch.compile(f.ours, fullgraph=True, backend="aot_eager")(*f.tensors), f.plain(*f.tensors))
+
+
+@every_case
+@pytest.mark.parametrize("transform", [_vmap, _grad, _vmap_grad], ids=lambda t: t.__name__.strip("_"))
+def test_compile_transforms(case: Case, device: torch.device, transform: Callable[..., Any]) -> None:
+    f = function_of(case, next(case.small_samples), device)
+    torch._dynamo.reset()
+    x, batch = list(f.tensors), batch_of(f.tensors)
+    compiled = torch.compile(lambda x, batch: transform(f.ours, x, batch), fullgraph=True, backend="aot_eager")
+    assert_close(compiled(x, batch), transform(f.plain, x, batch))
+
+
+def test_inductor(device: torch.device) -> None:
+    """All ops in one function through the default backend, then again with other shapes, which are then dynamic."""
+
+    def network(x: Tensor, w: Tensor, b: Tensor, g: Tensor) -> Tensor:
+        x = fastops.layer_norm(x, (x.shape[-1],), g, g)
+        h = fastops.linear(x, w, b, "gelu") + fastops.linear(x, w, b, "relu")
+        h = fastops.axpby(fastops.square(h), fastops.relu(h), 3.0, -1.0)
+        new_h, new_cell = fastops.lltm(x, torch.cat([w, w, w]), torch.cat([b, b, b]), h[:, :0], h[:, :0])
+        return fastops.sigmoid(h).sum() + new_h.sum() + new_cell.sum()
+
+    def inputs(rows: int, n: int) -> list[Tensor]:
+        make = Make(device, torch.float32)
+        return [make(rows, n).requires_grad_(), make(0, n), make(0), make(n)]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(network, fullgraph=True)
+    for rows, n in ((5, 8), (7, 8), (9, 12)):
+        pass

@@ -1,0 +1,66 @@
+"""Every sample of the table on every device and dtype: values and gradients against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from table import every_case, every_sample
+
+from fastops.cases import DTYPES, Case, Make, Sample
+from fastops.selftest import checks
+from fastops.selftest.accuracy import errors, evaluate, tensors_of, truth_of, ulps, wide_copies
+from fastops.selftest.target import Path, Target
+
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+@every_sample
+@every_dtype
+@pytest.mark.parametrize("path", ["kernels", "reference"])
+def test_values_and_gradients(case: Case, sample: Sample, dtype: torch.dtype, device: torch.device, path: str) -> None:
+    function = case.function if path == "kernels" else case.reference
+    args = sample.args(device, dtype)
+    before = [x.clone() for x in tensors_of(args)]
+    result = evaluate(function, args)
+    found = list(errors(case, args, result, truth_of(case, args, result.outputs)))
+
+    bound = case.bounds[dtype]
+    for kind, error in found:
+        assert error <= (bound.forward if kind == "forward" else bound.gradient), f"{kind}: {found}"
+    for out in result.outputs:
+        assert out.dtype == dtype
+        assert out.device == args[0].device
+    for x, gradient in zip(tensors_of(args), result.gradients, strict=True):
+        assert gradient.dtype == x.dtype
+    if not any(out.numel() for out in result.outputs):
+        assert not any(gradient.count_nonzero() for gradient in result.gradients)
+    for x, y in zip(tensors_of(args), before, strict=True):
+        assert torch.equal(x, y), "an input was modified"
+
+
+@every_sample
+def test_agrees_with_torch(case: Case, sample: Sample, device: torch.device) -> None:
+    if case.torch_op is None:
+        pytest.skip("torch has no such op")
+    args = sample.args(device, torch.float64)
+    ours, theirs = evaluate(case.function, args), evaluate(case.torch_op, args)
+    for a, b in zip(ours.outputs + ours.gradients, theirs.outputs + theirs.gradients, strict=True):
+        assert ulps(a, b.cpu()) < 1e8  # torch's float64 loses digits on rows with hardly any spread
+
+
+@every_case
+@every_dtype
+@pytest.mark.parametrize("check", checks.KERNEL_CHECKS, ids=lambda check: check.__name__)
+def test_check(case: Case, dtype: torch.dtype, device: torch.device, check: checks.Check) -> None:
+    """Each of the selftest's checks of kernels, at the CPU level in use."""
+    path = Path(device, "cuda" if device.type == "cuda" else "cpu")
+    for outcome in check(Target(case, dtype, path, quick=True)):
+        assert outcome.ok, outcome
+
+
+@every_case
+def test_raw_op_equals_its_reference(case: Case, device: torch.device) -> None:
+    for call in case.raw(Make(device, torch.float64), 5, 9):
+        expected = call.reference.with_args(wide_copies(call.args))()
+        for out, truth in zip(call(), expected, strict=True):
+            assert ulps(out, truth) <= case.bounds[torch.float64].kernel, call.op
