@@ -16,7 +16,7 @@ from torch import Tensor, func
 from torch.autograd import forward_ad
 
 import fastops
-from fastops.cases import Case, Make, Sample
+from fastops.cases import Case, Make, Sample, by_name
 
 
 @every_small_sample
@@ -31,10 +31,6 @@ def test_gradcheck_forward_and_batched(case: Case, sample: Sample, device: torch
     f = function_of(case, sample, device)
     inputs = [t.requires_grad_() for t in f.tensors]
     assert torch.autograd.gradcheck(f.ours, inputs, check_forward_ad=True, check_batched_grad=True)
-
-
-def _every_argument(f: Callable[..., Any]) -> tuple[int, ...]:
-    return tuple(range(f.__code__.co_argcount))
 
 
 def _grad(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
@@ -235,21 +231,31 @@ def test_compile_transforms(case: Case, device: torch.device, transform: Callabl
     assert_close(compiled(x, batch), transform(f.plain, x, batch))
 
 
-def test_inductor(device: torch.device) -> None:
+def test_inductor_with_dynamic_shapes(device: torch.device) -> None:
     """All ops in one function through the default backend, then again with other shapes, which are then dynamic."""
 
-    def network(x: Tensor, w: Tensor, b: Tensor, g: Tensor) -> Tensor:
-        x = fastops.layer_norm(x, (x.shape[-1],), g, g)
-        h = fastops.linear(x, w, b, "gelu") + fastops.linear(x, w, b, "relu")
+    def network(x: Tensor, g: Tensor, w: Tensor, b: Tensor, gates: Tensor, gate_bias: Tensor) -> Tensor:
+        y = fastops.layer_norm(x, (x.shape[-1],), g, g)
+        h = fastops.linear(y, w, b, "gelu") + fastops.linear(y, w, b, "relu")
         h = fastops.axpby(fastops.square(h), fastops.relu(h), 3.0, -1.0)
-        new_h, new_cell = fastops.lltm(x, torch.cat([w, w, w]), torch.cat([b, b, b]), h[:, :0], h[:, :0])
-        return fastops.sigmoid(h).sum() + new_h.sum() + new_cell.sum()
+        new_h, new_cell = fastops.lltm(y, gates, gate_bias, h, fastops.sigmoid(h))
+        return new_h.sin().sum() + new_cell.sum()
 
-    def inputs(rows: int, n: int) -> list[Tensor]:
-        make = Make(device, torch.float32)
-        return [make(rows, n).requires_grad_(), make(0, n), make(0), make(n)]
+    def plain(x: Tensor, g: Tensor, w: Tensor, b: Tensor, gates: Tensor, gate_bias: Tensor) -> Tensor:
+        op = {name: case.plain for name, case in by_name().items()}
+        y = op["layer_norm"](x, (x.shape[-1],), g, g)
+        h = op["linear"](y, w, b, "gelu") + op["linear"](y, w, b, "relu")
+        h = 3 * h * h - op["relu"](h)
+        new_h, new_cell = op["lltm"](y, gates, gate_bias, h, torch.sigmoid(h))
+        return new_h.sin().sum() + new_cell.sum()
+
+    def inputs(rows: int, n: int, m: int) -> tuple[Tensor, ...]:
+        make = Make(device, torch.float64)
+        shapes = (rows, n), (n,), (m, n), (m,), (3 * m, m + n), (3 * m,)
+        return tuple(make(*shape) for shape in shapes)
 
     torch._dynamo.reset()
     compiled = torch.compile(network, fullgraph=True)
-    for rows, n in ((5, 8), (7, 8), (9, 12)):
-        pass
+    for rows, n, m in ((5, 8, 3), (7, 8, 3), (9, 12, 5)):
+        x = inputs(rows, n, m)
+        assert_close(_eager_gradients(compiled, x), _eager_gradients(plain, x))

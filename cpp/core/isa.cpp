@@ -37,18 +37,18 @@ const char* missing_feature([[maybe_unused]] const std::string& level) {
   return "";
 }
 
-int find(const std::vector<IsaLevel>& levels, const std::string& name) {
+int find(const std::vector<IsaLevel>& levels, const std::string& name, const std::string& what) {
   std::string names;
   for (size_t k = 0; k < levels.size(); ++k) {
     if (levels[k].name == name) {
       if (!levels[k].supported)
-        throw std::invalid_argument("[fastops] CPU ISA level '" + name + "' cannot run here: this CPU lacks " +
+        throw std::invalid_argument("[fastops] " + what + " '" + name + "' cannot run here: this CPU lacks " +
                                     levels[k].missing);
       return static_cast<int>(k);
     }
     names += (k ? ", " : "") + std::string(levels[k].name);
   }
-  throw std::invalid_argument("[fastops] CPU ISA level must be one of " + names + ", got '" + name + "'");
+  throw std::invalid_argument("[fastops] " + what + " must be one of " + names + ", got '" + name + "'");
 }
 
 std::atomic<int> chosen{-1};
@@ -65,7 +65,7 @@ int isa() {
   if (level >= 0) return level;
   auto levels = isa_levels();
   if (const char* forced = std::getenv("FASTOPS_CPU_ISA"); forced && *forced) {
-    level = find(levels, forced);
+    level = find(levels, forced, "FASTOPS_CPU_ISA");
   } else {
     for (size_t k = 0; k < levels.size(); ++k)
       if (levels[k].supported) level = static_cast<int>(k);
@@ -77,6 +77,6 @@ int isa() {
   return level;
 }
 
-void set_isa(const std::string& name) { chosen.store(find(isa_levels(), name), std::memory_order_relaxed); }
+void set_isa(const std::string& name) { chosen.store(find(isa_levels(), name, "CPU ISA level"), std::memory_order_relaxed); }
 
 }  // namespace fastops

@@ -65,8 +65,7 @@ def diagnose(error: BaseException) -> str:
     """What kept the extension from loading, and the command that mends it."""
     text = str(error)
     if text.startswith("[fastops]"):
-        level = text.startswith("[fastops] CPU ISA level") and "FASTOPS_CPU_ISA" in os.environ
-        return text + " (set by the environment variable FASTOPS_CPU_ISA)" if level else text
+        return text
     if getattr(error, "name", None) == "torch" and isinstance(error, ModuleNotFoundError):
         return f"[fastops] PyTorch is not installed. {_INSTALL_TORCH}"
     if "torch" not in sys.modules:

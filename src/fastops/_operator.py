@@ -15,11 +15,14 @@ or a batch that a kernel cannot take, comes from the reference too.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd import Function, forward_ad
+
+from . import _C
 
 _functorch_active = torch._C._are_functorch_transforms_active
 _functorch_level = torch._C._functorch.peek_interpreter_stack  # the one of the two that Dynamo can trace
@@ -65,7 +68,7 @@ class Operator:
         self.backward = backward or _backward_of(reference)
         torch.library.register_fake(f"fastops::{name}", fake, lib=_library)
         for op in (name, f"{name}_reference"):
-            _library.impl(op, reference, "CompositeExplicitAutograd")
+            _library.impl(op, _announced(reference), "CompositeExplicitAutograd")
         # The builtin behind the overload saves a Python frame on the hot path; Dynamo wants the overload.
         self._fast = self.raw._op
         self._eager = _eager_function(self).apply
@@ -95,6 +98,29 @@ class Operator:
         if _grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
             return self._eager(*inputs)
         return self.raw(*inputs)
+
+
+def _announced(reference: Callable[..., Any]) -> Callable[..., Any]:
+    """The reference as a kernel: a GPU that none of ours fits gets it, but not silently."""
+
+    def kernel(*inputs: Any) -> Any:
+        for x in inputs:
+            if isinstance(x, torch.Tensor) and x.is_cuda and x.device.index not in _announced_gpus:
+                _announce(x.device.index)
+        return reference(*inputs)
+
+    return kernel
+
+
+_announced_gpus: set[int] = set()
+
+
+def _announce(index: int) -> None:
+    _announced_gpus.add(index)
+    known = {gpu["index"]: gpu for gpu in _C.cuda_devices()}
+    arch, reason = (known[index]["arch"], known[index]["reason"]) if index in known else (None, _C.cuda_error())
+    if arch is None:
+        warnings.warn(f"[fastops] cuda:{index} runs plain PyTorch in place of our kernels: {reason}", stacklevel=2)
 
 
 def _eager_function(op: Operator) -> type[Function]:

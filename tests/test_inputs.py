@@ -1,0 +1,261 @@
+"""Inputs of every layout, size, dtype and value that a user may bring."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from table import every_case, function_of
+from torch import Tensor
+
+import fastops
+from fastops import _C
+from fastops.cases import DTYPES, Case, Make, misaligned, stepped
+from fastops.selftest.accuracy import evaluate, incoming_gradients, tensors_of
+from fastops.selftest.checks import same_bits
+
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+every_unary = pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(fastops.square, torch.square), (fastops.relu, torch.relu), (fastops.sigmoid, torch.sigmoid)],
+    ids=["square", "relu", "sigmoid"],
+)
+Unary = Callable[[Tensor], Tensor]
+
+
+@every_case
+def test_expanded_gradient(case: Case, device: torch.device) -> None:
+    """``out.sum().backward()`` sends a gradient of strides 0."""
+    f = function_of(case, next(case.small_samples), device)
+
+    def gradients(function: Callable[..., Tensor | tuple[Tensor, ...]]) -> list[Tensor | None]:
+        inputs = [t.detach().requires_grad_() for t in f.tensors]
+        out = function(*inputs)
+        sum(o.sum() for o in (out if isinstance(out, tuple) else (out,))).backward()
+        return [x.grad for x in inputs]
+
+    torch.testing.assert_close(gradients(f.ours), gradients(f.plain), atol=1e-10, rtol=1e-10)
+
+
+@every_case
+@pytest.mark.parametrize("layout", [misaligned, stepped, lambda t: t.mT.contiguous().mT if t.dim() > 1 else t])
+@every_dtype
+def test_gradient_of_any_layout(
+    case: Case, layout: Callable[[Tensor], Tensor], dtype: torch.dtype, device: torch.device
+) -> None:
+    sample = next(s for s in case.samples if s.name in ("stepped", "stepped_x", "gelu-stepped_input"))
+    args = sample.args(device, dtype)
+    outputs = evaluate(case.function, args).outputs
+    dense = incoming_gradients(outputs)
+    strided = tuple(layout(g) for g in dense)
+    a, b = (evaluate(case.function, args, grads).gradients for grads in (dense, strided))
+    assert all(same_bits(x, y) for x, y in zip(a, b, strict=True))
+
+
+@every_unary
+def test_strides_of_the_output(ours: Unary, theirs: Unary, device: torch.device) -> None:
+    """A dense input's layout is kept, as torch does."""
+    x = torch.randn(2, 3, 4, 5, device=device)
+    for y in (x, x.permute(3, 1, 0, 2), x.to(memory_format=torch.channels_last), x[:, ::2], x[:1].expand(2, 3, 4, 5)):
+        assert ours(y).stride() == theirs(y).stride()
+        torch.testing.assert_close(ours(y), theirs(y))
+
+
+@every_unary
+@every_dtype
+def test_special_values(ours: Unary, theirs: Unary, dtype: torch.dtype, device: torch.device) -> None:
+    limits = torch.finfo(dtype)
+    values = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e4, -1e4, 88.5, -88.5, 104.0, -104.0, 700.0, -745.0]
+    values += [limits.max, limits.min, limits.tiny, -limits.tiny, limits.tiny / 2, limits.eps]
+    for copies in (1, 7):  # by the vector, and by the scalar at the end
+        x = torch.tensor(values * copies, dtype=torch.float64, device=device).to(dtype)
+        torch.testing.assert_close(ours(x), theirs(x.double()).to(dtype), equal_nan=True)
+
+
+def test_relu_keeps_nan_and_has_no_gradient_there(device: torch.device) -> None:
+    x = torch.tensor([torch.nan, -1.0, 0.0, 2.0], device=device, requires_grad=True)
+    y = fastops.relu(x)
+    assert y[0].isnan()
+    y.backward(torch.ones_like(y))
+    assert x.grad is not None
+    assert x.grad[1:].tolist() == [0.0, 0.0, 1.0]
+
+
+@every_dtype
+def test_sigmoid_is_stable(dtype: torch.dtype, device: torch.device) -> None:
+    x = torch.tensor([1e4, -1e4], dtype=dtype, device=device, requires_grad=True)
+    y = fastops.sigmoid(x)
+    assert y.tolist() == [1.0, 0.0]
+    y.backward(torch.ones_like(y))
+    assert x.grad is not None
+    assert x.grad.tolist() == [0.0, 0.0]
+
+
+@every_dtype
+def test_layer_norm_keeps_bad_values_in_their_row(dtype: torch.dtype, device: torch.device) -> None:
+    x = Make(device, dtype)(5, 37)
+    expected = fastops.layer_norm(x, (37,))
+    x[1, 3], x[3, 36] = torch.nan, torch.inf
+    y = fastops.layer_norm(x, (37,))
+    assert y[1].isnan().all()
+    assert y[3].isnan().any()
+    for row in (0, 2, 4):
+        assert same_bits(y[row], expected[row])
+
+
+def test_layer_norm_of_large_half_values(device: torch.device) -> None:
+    """Squares that overflow float16 do not overflow here."""
+    x = Make(device, torch.float16)(4, 64, scale=2e4)
+    y = fastops.layer_norm(x.clamp(-6e4, 6e4), (64,))
+    torch.testing.assert_close(y.double().std(-1, correction=0), torch.ones(4).to(y.device).double(), atol=1e-2, rtol=0)
+
+
+@every_unary
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64])
+def test_integers(ours: Unary, theirs: Unary, dtype: torch.dtype, device: torch.device) -> None:
+    x = torch.arange(12, device=device).to(dtype).view(3, 4)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_numbers(dtype: torch.dtype, device: torch.device) -> None:
+    x = torch.randn(3, 4, dtype=dtype, device=device, requires_grad=True)
+    for ours, theirs in (
+        (fastops.square, torch.square),
+        (fastops.sigmoid, torch.sigmoid),
+        (lambda x: fastops.axpby(x, x, 3.0, -1.0), lambda x: 3 * x - x),
+    ):
+        a, b = ours(x), theirs(x)
+        torch.testing.assert_close(a, b)
+        grad = torch.randn_like(a)
+        torch.testing.assert_close(torch.autograd.grad(a, x, grad), torch.autograd.grad(b, x, grad))
+
+
+@every_case
+def test_meta(case: Case) -> None:
+    """Shapes, dtypes and strides without numbers, forward and backward."""
+    for sample in case.samples:
+        if sample.large:
+            continue
+        real = evaluate(case.function, sample.args("cpu", torch.float32))
+        meta = evaluate(case.function, sample.args("meta", torch.float32))
+        for a, b in zip(real.outputs + real.gradients, meta.outputs + meta.gradients, strict=True):
+            assert b.is_meta
+            assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()), sample.name
+
+
+@every_case
+def test_devices_do_not_mix(case: Case) -> None:
+    """A forgotten meta parameter is an error, not numbers out of nowhere."""
+    args = next(s for s in case.samples if not s.small and "no_" not in s.name).args("cpu", torch.float32)
+    if len(tensors_of(args)) < 2:
+        pytest.skip("one tensor")
+    for k, x in enumerate(args):
+        if isinstance(x, Tensor):
+            with pytest.raises(RuntimeError):
+                case.function(*args[:k], x.to("meta"), *args[k + 1 :])
+
+
+def test_many_dimensions(device: torch.device) -> None:
+    """More dimensions than a kernel walks, none of which merge."""
+    order = [*range(0, 18, 2), *range(1, 18, 2)]
+    x = torch.randn((2,) * 18, device=device).permute(order)
+    y = torch.randn((2,) * 18, device=device)
+    torch.testing.assert_close(fastops.axpby(x, y, 3.0, -1.0), 3 * x - y)
+    torch.testing.assert_close(fastops.relu(x), x.relu())
+    ours, theirs = (f(x, (2,), eps=0.5) for f in (fastops.layer_norm, torch.nn.functional.layer_norm))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_axpby_promotes(device: torch.device) -> None:
+    x, y = torch.randn(3, 4, device=device, dtype=torch.float16), torch.randn(4, device=device)
+    for a, b in ((x, y), (y, x), (x, y.double()), (x, y.bfloat16()), (x, torch.arange(4, device=device))):
+        a, b = a.clone().requires_grad_(), b.clone().requires_grad_(b.is_floating_point())
+        ours, theirs = fastops.axpby(a, b, 3.0, -1.0), 3 * a - b
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2)
+        ours.sum().backward()
+        assert a.grad is not None
+        assert a.grad.dtype == a.dtype
+
+
+def test_normalized_shape_of_any_sequence(device: torch.device) -> None:
+    x = torch.randn(2, 3, 4, device=device)
+    expected = fastops.layer_norm(x, (3, 4))
+    for shape in ([3, 4], torch.Size([3, 4]), x.shape[1:]):
+        assert same_bits(fastops.layer_norm(x, shape), expected)
+
+
+@every_case
+def test_requires_grad_only_where_it_is_used(case: Case, device: torch.device) -> None:
+    f = function_of(case, next(case.small_samples), device)
+    out = f.ours(*f.tensors)
+    assert not any(o.requires_grad for o in (out if isinstance(out, tuple) else (out,)))
+
+
+def test_checkpoint(device: torch.device) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    x = torch.randn(5, 8, device=device, requires_grad=True)
+    w = torch.randn(8, 8, device=device, requires_grad=True)
+
+    def block(x: Tensor) -> Tensor:
+        return fastops.linear(fastops.layer_norm(x, (8,), w[0]), w, w[1], "silu")
+
+    for reentrant in (False, True):
+        kept = torch.autograd.grad(block(x).sum(), (x, w))
+        x.grad = w.grad = None
+        checkpoint(block, x, use_reentrant=reentrant).sum().backward()
+        assert x.grad is not None
+        assert w.grad is not None
+        assert same_bits(x.grad, kept[0])
+        assert same_bits(w.grad, kept[1])
+
+
+def test_gradients_across_threads() -> None:
+    """Backward runs on the caller's thread for the CPU; several callers at once do not disturb each other."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def work(seed: int) -> Tensor:
+        x = Make("cpu", torch.float32, seed)(64, 129).requires_grad_()
+        fastops.layer_norm(fastops.sigmoid(x), (129,)).square().sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    alone = [work(seed) for seed in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(work, range(8)))
+    assert all(same_bits(a, b) for a, b in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize("level", _C.build_info()["isa_levels"])
+def test_forced_isa_level(level: str) -> None:
+    """The environment variable chooses the level, and every op is right there."""
+    if missing := _C.cpu()["missing"][level]:
+        pytest.skip(f"this CPU lacks {missing}")
+    code = f"""
+import torch
+import fastops
+from fastops.cases import CASES
+from fastops.selftest.checks import kernels, values
+from fastops.selftest.target import Path, Target
+assert fastops.capabilities().cpu_level == {level!r}
+for case in CASES:
+    for dtype in case.dtypes:
+        for check in (values, kernels):
+            for outcome in check(Target(case, dtype, Path(torch.device("cpu"), "cpu"), quick=True)):
+                if not outcome.ok:
+                    raise SystemExit(f"{{case.name}} {{dtype}} {{outcome}}")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "FASTOPS_CPU_ISA": level},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

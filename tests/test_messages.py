@@ -1,0 +1,162 @@
+"""What a user reads after a mistake: the op, what was expected, what came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fastops
+
+raw = torch.ops.fastops
+
+
+def r(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, dtype=dtype)
+
+
+MISTAKES: list[tuple[Callable[[], Any], str]] = [
+    (lambda: fastops.axpby(r(3), r(4)), "[axpby] x and y must have shapes that broadcast, got [3] and [4]"),
+    (
+        lambda: raw.axpby(r(3), r(3, dtype=torch.float64)),
+        "[axpby] y must have x's dtype torch.float32, got torch.float64",
+    ),
+    (lambda: raw.relu_backward(r(3), r(4)), "[relu_backward] grad must have output's shape [4], got [3]"),
+    (
+        lambda: raw.sigmoid_backward(r(3, dtype=torch.float64), r(3)),
+        "[sigmoid_backward] grad must have output's dtype torch.float32, got torch.float64",
+    ),
+    (lambda: raw.square_backward(r(2), r(2, 1)), "[square_backward] grad must have input's shape [2, 1], got [2]"),
+    (
+        lambda: fastops.layer_norm(r(3, 4), ()),
+        "[layer_norm] normalized_shape must have at least 1 dimension, got []",
+    ),
+    (
+        lambda: fastops.layer_norm(r(3, 4), (5,)),
+        "[layer_norm] input must end in normalized_shape [5], got shape [3, 4]",
+    ),
+    (
+        lambda: fastops.layer_norm(r(4), (3, 4)),
+        "[layer_norm] input must end in normalized_shape [3, 4], got shape [4]",
+    ),
+    (lambda: fastops.layer_norm(r(3, 4), (4,), r(5)), "[layer_norm] weight must have shape [4], got [5]"),
+    (lambda: fastops.layer_norm(r(3, 4), (4,), None, r(4, 1)), "[layer_norm] bias must have shape [4], got [4, 1]"),
+    (
+        lambda: fastops.layer_norm(r(3, 4), (4,), r(4, dtype=torch.float64)),
+        "[layer_norm] weight must have input's dtype torch.float32, got torch.float64",
+    ),
+    (
+        lambda: fastops.layer_norm(r(3, 4, dtype=torch.float16), (4,), r(4, dtype=torch.bfloat16)),
+        "[layer_norm] weight must have input's dtype torch.float16 or torch.float32, got torch.bfloat16",
+    ),
+    (
+        lambda: raw.layer_norm_backward(r(3, 4), r(3, 4), [4], r(3), r(3, 1), None, None, 1e-5, True, False, False),
+        "[layer_norm_backward] rstd must be layer_norm's own, contiguous, [3] torch.float32, got [3, 1] torch.float32",
+    ),
+    (
+        lambda: fastops.linear(r(3, 4), r(5, 4), None, "tanh"),
+        "[linear] activation must be None or one of relu, sigmoid, gelu, silu, got 'tanh'",
+    ),
+    (
+        lambda: fastops.reference.linear(r(3, 4), r(5, 4), None, "tanh"),
+        "[linear] activation must be None or one of relu, sigmoid, gelu, silu, got 'tanh'",
+    ),
+    (
+        lambda: fastops.linear(r(3, 4), r(5, 4), r(4), "relu"),
+        "[linear_epilogue] bias must have shape [5], got [4]",
+    ),
+    (
+        lambda: fastops.linear(r(3, 4), r(5, 4), r(5, dtype=torch.float64), "relu"),
+        "[linear_epilogue] bias must have input's dtype torch.float32, got torch.float64",
+    ),
+    (
+        lambda: raw.linear_epilogue(r(), None, "none"),
+        "[linear_epilogue] input must have at least 1 dimension, got []",
+    ),
+    (
+        lambda: raw.linear_epilogue(r(3, 4), None, "tanh"),
+        "[linear_epilogue] activation must be one of none, relu, sigmoid, gelu, silu, got tanh",
+    ),
+    (
+        lambda: raw.linear_epilogue_backward(r(3, 4), r(3, 5), None, "relu", True),
+        "[linear_epilogue_backward] grad must have shape [3, 5], got [3, 4]",
+    ),
+    (
+        lambda: fastops.lltm(r(3), r(15, 9), r(15), r(3, 5), r(3, 5)),
+        "[lltm] input must have shape [batch, features], got [3]",
+    ),
+    (
+        lambda: fastops.lltm(r(3, 4), r(15, 9), r(15), r(2, 5), r(3, 5)),
+        "[lltm] old_h must have shape [3, state], got [2, 5]",
+    ),
+    (
+        lambda: fastops.lltm(r(3, 4), r(15, 8), r(15), r(3, 5), r(3, 5)),
+        "[lltm] weights must have shape [15, 9], got [15, 8]",
+    ),
+    (
+        lambda: fastops.lltm(r(3, 4), r(15, 9), r(15), r(3, 5), r(3, 4)),
+        "[lltm] old_cell must have shape [3, 5], got [3, 4]",
+    ),
+    (
+        lambda: fastops.lltm(r(3, 4), r(15, 9), r(5), r(3, 5), r(3, 5)),
+        "[lltm] bias must have shape [15] or [1, 15], got [5]",
+    ),
+    (
+        lambda: fastops.lltm(r(3, 4), r(15, 9, dtype=torch.float64), r(15), r(3, 5), r(3, 5)),
+        "[lltm] weights must have input's dtype torch.float32, got torch.float64",
+    ),
+    (
+        lambda: raw.lltm_cell(r(3, 10), r(3, 5)),
+        "[lltm_cell] gates must have shape [batch, 3·state] for old_cell [batch, state], got [3, 10] for [3, 5]",
+    ),
+    (
+        lambda: raw.lltm_cell_backward(r(3, 4), r(3, 5), r(3, 15), r(3, 5)),
+        "[lltm_cell_backward] grad_h must have old_cell's shape [3, 5], got [3, 4]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), MISTAKES, ids=[message for _, message in MISTAKES])
+def test_message(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises((RuntimeError, ValueError)) as error:
+        call()
+    assert str(error.value) == message
+
+
+def test_message_with_gradients() -> None:
+    """The same text from inside an autograd function."""
+    with pytest.raises(RuntimeError) as error:
+        fastops.layer_norm(r(3, 4).requires_grad_(), (5,))
+    assert str(error.value) == "[layer_norm] input must end in normalized_shape [5], got shape [3, 4]"
+
+
+def test_message_of_another_device(cuda: torch.device) -> None:
+    for k, call in enumerate(
+        (
+            lambda: fastops.axpby(r(3), r(3).to(cuda)),
+            lambda: fastops.layer_norm(r(3, 4).to(cuda), (4,), r(4)),
+            lambda: fastops.linear(r(3, 4).to(cuda), r(5, 4).to(cuda), r(5), "gelu"),
+        )
+    ):
+        name, first = (("y", "x"), ("weight", "input"), ("bias", "input"))[k]
+        with pytest.raises(RuntimeError, match=rf"\] {name} must be on {first}'s device c\w+(:0)?, got c"):
+            call()
+
+
+def test_unsupported_dtype_says_why() -> None:
+    """What the reference cannot do either keeps torch's own words."""
+    with pytest.raises(RuntimeError) as error:
+        fastops.relu(r(3).to(torch.complex64))
+    assert "complex" in str(error.value).lower()
+    assert "torch_edge" not in str(error.value), "the build machine's path"
+
+
+def test_unknown_isa_level() -> None:
+    from fastops import _C
+
+    with pytest.raises(ValueError) as error:
+        _C.set_isa("avx1024")
+    levels = ", ".join(_C.build_info()["isa_levels"])
+    assert str(error.value) == f"[fastops] CPU ISA level must be one of {levels}, got 'avx1024'"

@@ -1,0 +1,86 @@
+"""torch's own sample and error inputs (OpInfo) on our functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing._internal.common_methods_invocations import op_db
+
+import fastops
+
+OURS: dict[str, Callable[..., Any]] = {
+    "nn.functional.layer_norm": fastops.layer_norm,
+    "nn.functional.linear": fastops.linear,
+    "nn.functional.relu": fastops.relu,
+    "sigmoid": fastops.sigmoid,
+    "square": fastops.square,
+}
+INFOS = [info for info in op_db if info.name in OURS and not info.variant_test_name]
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+)
+
+
+def test_all_found() -> None:
+    assert {info.name for info in INFOS} == set(OURS)
+
+
+@pytest.mark.parametrize("info", INFOS, ids=lambda info: info.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_samples(info: Any, dtype: torch.dtype, device: torch.device) -> None:
+    if dtype not in info.supported_dtypes(device.type):
+        pytest.skip(f"torch's {info.name} does not take {dtype}")
+    differentiable = dtype in info.supported_backward_dtypes(device.type)
+    tried = 0
+    for sample in info.sample_inputs(str(device), dtype, requires_grad=differentiable):
+        arguments = dict(sample.kwargs)
+        if arguments.pop("inplace", False):
+            continue  # we overwrite nothing
+        ours = OURS[info.name](sample.input, *sample.args, **arguments)
+        theirs = info.op(sample.input, *sample.args, **arguments)
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
+        if differentiable:
+            inputs = [x for x in (sample.input, *sample.args, *arguments.values()) if isinstance(x, Tensor)]
+            grad = torch.randn_like(theirs)
+            assert_gradients_close(
+                torch.autograd.grad(ours, inputs, grad, allow_unused=True, materialize_grads=True),
+                torch.autograd.grad(theirs, inputs, grad, allow_unused=True, materialize_grads=True),
+            )
+        tried += 1
+    assert tried
+
+
+def assert_gradients_close(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        tolerance = {} if a.dtype in (torch.float64, torch.complex64) else {"rtol": 2e-2, "atol": 2e-2}
+        if a.dtype == torch.float32:
+            tolerance = {"rtol": 1e-4, "atol": 1e-4}  # a lone value's gradient in layer_norm is 0, torch's is not quite
+        torch.testing.assert_close(a, b, equal_nan=True, **tolerance)
+
+
+# torch lists errors for layer_norm under the name of its native op; for the other functions it lists none.
+ERRORS = {"native_layer_norm": fastops.layer_norm} | OURS
+
+
+@pytest.mark.parametrize(
+    "info", [i for i in op_db if i.name in ERRORS and i.error_inputs_func], ids=lambda info: info.name
+)
+def test_errors(info: Any, device: torch.device) -> None:
+    tried = 0
+    for error in info.error_inputs(str(device)):
+        sample = error.sample_input
+        with pytest.raises((RuntimeError, ValueError, TypeError)):
+            ERRORS[info.name](sample.input, *sample.args, **sample.kwargs)
+        tried += 1
+    assert tried

@@ -1,0 +1,95 @@
+"""The schema in C++, the reference, the public function, its docstring and the table say one thing."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+
+import pytest
+import torch
+
+import fastops
+from fastops import ops, reference
+from fastops._operator import Operator
+from fastops.cases import CASES, Case, Make
+
+OPERATORS = {
+    value.name: value
+    for module in pkgutil.iter_modules(ops.__path__)
+    for value in vars(importlib.import_module(f"fastops.ops.{module.name}")).values()
+    if isinstance(value, Operator)
+}
+REGISTERED = {
+    name.removeprefix("fastops::").partition(".")[0]
+    for name in torch._C._dispatch_get_all_op_names()
+    if name.startswith("fastops::")
+}
+every_operator = pytest.mark.parametrize("op", OPERATORS.values(), ids=OPERATORS)
+
+
+def test_every_registered_op_has_python() -> None:
+    assert {name for name in REGISTERED if not name.endswith("_reference")} == set(OPERATORS)
+
+
+@every_operator
+def test_schema_is_the_references_signature(op: Operator) -> None:
+    arguments = op.raw._schema.arguments
+    parameters = inspect.signature(op.reference).parameters
+    assert [a.name for a in arguments] == list(parameters)
+    for argument in arguments:
+        default = parameters[argument.name].default
+        assert argument.has_default_value() == (default is not inspect.Parameter.empty), argument.name
+        if argument.has_default_value():
+            assert argument.default_value == default, argument.name
+
+
+@every_operator
+def test_reference_op_has_the_same_schema(op: Operator) -> None:
+    twin = getattr(torch.ops.fastops, f"{op.name}_reference").default
+    assert str(twin._schema).replace(f"{op.name}_reference(", f"{op.name}(") == str(op.raw._schema)
+
+
+@every_operator
+def test_kernels_are_registered(op: Operator) -> None:
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fastops::{op.name}", "CPU")
+    if "cuda" in fastops.capabilities().paths.values():
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fastops::{op.name}", "CUDA")
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fastops::{op.name}_reference", "CompositeExplicitAutograd")
+
+
+@pytest.mark.parametrize("name", ops.__all__)
+def test_public_function(name: str) -> None:
+    function = getattr(fastops, name)
+    parameters = inspect.signature(function).parameters
+    assert function.__doc__
+    described = function.__doc__.partition("Args:")[2].partition("Returns:")[0]
+    for parameter in parameters:
+        assert re.search(rf"^ +(\w+, )*{parameter}(, \w+)*:", described, re.MULTILINE), parameter
+    assert "Returns:" in function.__doc__
+    for twin in [getattr(reference, name), *([OPERATORS[name].reference] if name in OPERATORS else [])]:
+        other = inspect.signature(twin).parameters
+        assert list(parameters) == list(other)
+        assert [p.default for p in parameters.values()] == [p.default for p in other.values()]
+
+
+def test_every_op_has_a_row() -> None:
+    assert [case.name for case in CASES] and {case.name for case in CASES} == set(ops.__all__)
+    assert set(ops.__all__) == set(reference.__all__)
+    assert set(ops.__all__) <= set(fastops.__all__)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_row(case: Case) -> None:
+    assert case.function is getattr(fastops, case.name)
+    assert case.reference is getattr(reference, case.name)
+    assert set(case.bounds) == set(case.dtypes)
+    names = [sample.name for sample in case.samples]
+    assert len(names) == len(set(names))
+    assert any(sample.small for sample in case.samples)
+
+
+def test_every_raw_op_is_called_by_a_row() -> None:
+    called = {call.op for case in CASES for call in case.raw(Make("cpu", torch.float32), 3, 4)}
+    assert called == set(OPERATORS)
