@@ -7,7 +7,7 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-constexpr int kColumns = 32, kParts = 8;
+constexpr int kColumns = 32, kParts = 8, kThreads = kColumns * kParts;
 
 struct Sums {
   ColumnSum at[2];
@@ -25,7 +25,7 @@ __device__ void store_as(DType dtype, void* result, int64_t j, A value) {
 
 // A block sums 32 columns, each by 8 threads over every eighth chunk; blockIdx.y is the sum.
 template <class A>
-__global__ void __launch_bounds__(kColumns * kParts) column_sum_kernel(const __grid_constant__ Sums sums) {
+__global__ void __launch_bounds__(kThreads) column_sum_kernel(const __grid_constant__ Sums sums) {
   __shared__ A parts[kParts][kColumns];
   const ColumnSum& s = sums.at[blockIdx.y];
   const int64_t j = static_cast<int64_t>(blockIdx.x) * kColumns + threadIdx.x;

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(Warp ? 32 * kWarpRows : 1024) forward_kernel(L
   constexpr int V = kVector<T>;
   __shared__ A scratch[2][Warp ? 1 : 64];
   const Row<T, int, Aligned> own{static_cast<int>(a.n), Warp ? 32 : static_cast<int>(blockDim.x),
-                                    static_cast<int>(Warp ? threadIdx.x % 32 : threadIdx.x)};
+                                 static_cast<int>(Warp ? threadIdx.x % 32 : threadIdx.x)};
   const int rows_a_block = Warp ? kWarpRows : 1;
   const P *weight = static_cast<const P*>(a.weight), *bias = static_cast<const P*>(a.bias);
 
@@ -124,7 +124,8 @@ __global__ void __launch_bounds__(1024) forward_long_kernel(LayerNormForward a) 
   constexpr int V = kVector<T>;
   __shared__ A scratch[2][64];
   const Row<T, int64_t, Aligned> own{a.n, static_cast<int>(blockDim.x), static_cast<int>(threadIdx.x)};
-  const int groups = static_cast<int>((a.n + static_cast<int64_t>(V) * blockDim.x - 1) / (static_cast<int64_t>(V) * blockDim.x));
+  const int groups =
+      static_cast<int>((a.n + static_cast<int64_t>(V) * blockDim.x - 1) / (static_cast<int64_t>(V) * blockDim.x));
   const P *weight = static_cast<const P*>(a.weight), *bias = static_cast<const P*>(a.bias);
 
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
@@ -195,7 +196,7 @@ __global__ void __launch_bounds__(Warp ? 32 * kWarpRows : 512) backward_kernel(L
   constexpr int V = kVector<T>;
   __shared__ A scratch[2][Warp ? 1 : 96];
   const Row<T, int, Aligned> own{static_cast<int>(a.n), Warp ? 32 : static_cast<int>(blockDim.x),
-                                    static_cast<int>(Warp ? threadIdx.x % 32 : threadIdx.x)};
+                                 static_cast<int>(Warp ? threadIdx.x % 32 : threadIdx.x)};
   const int rows_a_block = Warp ? kWarpRows : 1, own_row = Warp ? threadIdx.x / 32 : 0;
   const P* weight = static_cast<const P*>(a.weight);
   A weight_sum[Sums ? Groups : 1][V] = {}, bias_sum[Sums ? Groups : 1][V] = {};
@@ -289,7 +290,8 @@ __global__ void __launch_bounds__(512) backward_long_kernel(LayerNormBackward a)
   constexpr int V = kVector<T>;
   __shared__ A scratch[2][96];
   const Row<T, int64_t, Aligned> own{a.n, static_cast<int>(blockDim.x), static_cast<int>(threadIdx.x)};
-  const int groups = static_cast<int>((a.n + static_cast<int64_t>(V) * blockDim.x - 1) / (static_cast<int64_t>(V) * blockDim.x));
+  const int groups =
+      static_cast<int>((a.n + static_cast<int64_t>(V) * blockDim.x - 1) / (static_cast<int64_t>(V) * blockDim.x));
   const P* weight = static_cast<const P*>(a.weight);
 
   int turn = 0;
@@ -484,7 +486,8 @@ int layer_norm_backward(const LayerNormBackward& a, void* stream_handle) {
           if (plan.groups == 0) {
             backward_long_kernel<T, P, Aligned><<<blocks, plan.threads, 0, stream>>>(a);
             if (Sums && cudaPeekAtLastError() == cudaSuccess) {
-              const dim3 grid(static_cast<unsigned>(a.chunks), static_cast<unsigned>(std::min<int64_t>(column_tiles(a), 65535)));
+              const dim3 grid(static_cast<unsigned>(a.chunks),
+                              static_cast<unsigned>(std::min<int64_t>(column_tiles(a), 65535)));
               backward_columns_kernel<T, Aligned><<<grid, 32 * kColumnWarps, 0, stream>>>(a);
             }
           } else if (plan.warp) {

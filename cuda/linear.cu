@@ -151,7 +151,8 @@ int linear_epilogue(const LinearEpilogue& a, void* stream_handle) {
       using P = typename decltype(p)::type;
       return dispatch_activation(a.activation, [&](auto activation) -> int {
         constexpr Activation act = decltype(activation)::value;
-        Geometry g = geometry<T>(a.rows, a.n, aligned16(a.input) && aligned16(a.bias) && aligned16(a.output), 4, INT32_MAX);
+        Geometry g =
+            geometry<T>(a.rows, a.n, aligned16(a.input) && aligned16(a.bias) && aligned16(a.output), 4, INT32_MAX);
         if (g.vector)
           epilogue_kernel<T, P, device::kVector<T>, act><<<g.blocks, g.threads, 0, stream>>>(a);
         else

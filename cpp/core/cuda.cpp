@@ -38,9 +38,7 @@ StreamGetter* stream_getter() {
   return getter;
 }
 
-std::string text_of(int capability) {
-  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
-}
+std::string text_of(int capability) { return std::to_string(capability / 10) + "." + std::to_string(capability % 10); }
 
 std::string list_of(const std::vector<int>& archs) {
   std::string text;
@@ -67,13 +65,15 @@ Device probe(int index) {
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
   if (error != cudaSuccess) {
     cudaGetLastError();  // not the next launch's error
-    return {-1, 0, std::string("the driver does not take this binary's CUDA " FASTOPS_CUDA_VERSION ": ") +
-                       cudaGetErrorString(error)};
+    return {-1, 0,
+            std::string("the driver does not take this binary's CUDA " FASTOPS_CUDA_VERSION ": ") +
+                cudaGetErrorString(error)};
   }
   int capability = 10 * major + minor, group = arch_group(capability);
   if (group < 0)
-    return {-1, capability, "compute capability " + text_of(capability) + " is not in this binary's machine code (" +
-                                list_of(kCubins) + ") and older than its PTX"};
+    return {-1, capability,
+            "compute capability " + text_of(capability) + " is not in this binary's machine code (" + list_of(kCubins) +
+                ") and older than its PTX"};
   for (int arch : kCubins)
     if (arch / 10 == capability / 10 && arch <= capability)
       return {group, capability, "machine code for compute capability " + text_of(capability)};
@@ -110,7 +110,8 @@ int device_count(std::string* error) {
 }
 
 const Device& device(int index) {
-  if (index < 0 || index >= kMaxDevices) throw std::out_of_range("[fastops] CUDA device index " + std::to_string(index));
+  if (index < 0 || index >= kMaxDevices)
+    throw std::out_of_range("[fastops] CUDA device index " + std::to_string(index));
   if (const Device* known = devices[index].load(std::memory_order_acquire)) return *known;
   std::lock_guard lock(mutex);
   if (const Device* known = devices[index].load(std::memory_order_acquire)) return *known;
@@ -143,7 +144,12 @@ void Launch::check(int error) const {
 #else  // a CPU-only build: nothing below is reached by an op
 
 int arch_group(int) { return -1; }
-void check_environment() {}
+void check_environment() {
+  if (const char* forced = std::getenv("FASTOPS_CUDA_ARCH"); forced && *forced)
+    throw std::invalid_argument(std::string("[fastops] FASTOPS_CUDA_ARCH must be unset, since this build has no CUDA "
+                                            "kernels, got '") +
+                                forced + "'");
+}
 int device_count(std::string* error) {
   if (error) *error = "this build has no CUDA kernels";
   return 0;

@@ -12,9 +12,9 @@ namespace fastops::cuda {
 int arch_group(int capability);
 
 struct Device {
-  int group;          // index into the arch groups in use, or -1: no code for this card
-  int capability;     // 10 * major + minor
-  std::string reason; // why that group, or why none
+  int group;           // index into the arch groups in use, or -1: no code for this card
+  int capability;      // 10 * major + minor
+  std::string reason;  // why that group, or why none
 };
 
 // Cached per device; the first call asks the driver.
@@ -49,7 +49,7 @@ class Launch {
   extern kernel##_cuda_type kernel;        \
   }
 #define FASTOPS_ARCH_ENTRY(arch, kernel) &arch::kernel,
-#define FASTOPS_CUDA_KERNEL(kernel, ...)                  \
-  using kernel##_cuda_type = __VA_ARGS__;                 \
-  FASTOPS_FOR_EACH_ARCH(FASTOPS_ARCH_DECLARE, kernel)     \
+#define FASTOPS_CUDA_KERNEL(kernel, ...)              \
+  using kernel##_cuda_type = __VA_ARGS__;             \
+  FASTOPS_FOR_EACH_ARCH(FASTOPS_ARCH_DECLARE, kernel) \
   constexpr kernel##_cuda_type* kernel##_cuda[] = {FASTOPS_FOR_EACH_ARCH(FASTOPS_ARCH_ENTRY, kernel) nullptr}

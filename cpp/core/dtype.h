@@ -6,8 +6,6 @@ namespace fastops {
 
 enum class DType : int { f16, bf16, f32, f64 };
 
-constexpr int64_t size_of(DType t) {
-  return t == DType::f64 ? 8 : t == DType::f32 ? 4 : 2;
-}
+constexpr int64_t size_of(DType t) { return t == DType::f64 ? 8 : t == DType::f32 ? 4 : 2; }
 
 }  // namespace fastops

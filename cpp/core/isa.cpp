@@ -77,6 +77,8 @@ int isa() {
   return level;
 }
 
-void set_isa(const std::string& name) { chosen.store(find(isa_levels(), name, "CPU ISA level"), std::memory_order_relaxed); }
+void set_isa(const std::string& name) {
+  chosen.store(find(isa_levels(), name, "CPU ISA level"), std::memory_order_relaxed);
+}
 
 }  // namespace fastops

@@ -31,7 +31,7 @@ void set_isa(const std::string& name);
   extern kernel##_cpu_type kernel;       \
   }
 #define FASTOPS_ISA_ENTRY(isa, kernel) &isa::kernel,
-#define FASTOPS_CPU_KERNEL(kernel, ...)                \
-  using kernel##_cpu_type = __VA_ARGS__;               \
-  FASTOPS_FOR_EACH_ISA(FASTOPS_ISA_DECLARE, kernel)    \
+#define FASTOPS_CPU_KERNEL(kernel, ...)             \
+  using kernel##_cpu_type = __VA_ARGS__;            \
+  FASTOPS_FOR_EACH_ISA(FASTOPS_ISA_DECLARE, kernel) \
   constexpr kernel##_cpu_type* kernel##_cpu[] = {FASTOPS_FOR_EACH_ISA(FASTOPS_ISA_ENTRY, kernel)}

@@ -6,7 +6,7 @@
 
 namespace fastops {
 
-constexpr int kMaxDims = 16;     // after merging; tensors with more go through contiguous copies
+constexpr int kMaxDims = 16;      // after merging; tensors with more go through contiguous copies
 constexpr int kMaxOperands = 10;  // outputs, then inputs
 constexpr int kMaxScalars = 2;
 

@@ -78,11 +78,11 @@ bool describe(const Operand* operands, int count, Pointwise& p) {
 
 }  // namespace
 
-void run_pointwise(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype, const Operand* operands,
-                   int count, std::array<double, kMaxScalars> scalars) {
+void run_pointwise(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype,
+                   const Operand* operands, int count, std::array<double, kMaxScalars> scalars) {
   Pointwise p;
-  FASTOPS_CHECK(describe(operands, count, p), op, "at most ", kMaxDims, " dimensions that do not merge are supported, got ",
-                text_of(operands[0].sizes));
+  FASTOPS_CHECK(describe(operands, count, p), op, "at most ", kMaxDims,
+                " dimensions that do not merge are supported, got ", text_of(operands[0].sizes));
   std::copy(scalars.begin(), scalars.end(), p.scalars);
   if (p.numel > 0) launch(op, kernels, device_of, dtype, p);
 }
@@ -134,7 +134,8 @@ Tensor unary_backward(const char* op, PointwiseKernels kernels, const Tensor& gr
   return grad_input;
 }
 
-void check_same_kind(const char* op, const char* name, const Tensor& tensor, const char* like_name, const Tensor& like) {
+void check_same_kind(const char* op, const char* name, const Tensor& tensor, const char* like_name,
+                     const Tensor& like) {
   check_same_device(op, name, tensor, like_name, like);
   FASTOPS_CHECK(tensor.scalar_type() == like.scalar_type(), op, name, " must have ", like_name, "'s dtype ",
                 text_of(like.scalar_type()), ", got ", text_of(tensor.scalar_type()));

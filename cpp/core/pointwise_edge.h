@@ -27,8 +27,8 @@ struct Operand {
   void* data;
   Shape sizes, strides;
 };
-void run_pointwise(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype, const Operand* operands,
-                   int count, std::array<double, kMaxScalars> scalars = {});
+void run_pointwise(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype,
+                   const Operand* operands, int count, std::array<double, kMaxScalars> scalars = {});
 
 // y = f(input), dense, in input's layout.
 Tensor unary(const char* op, PointwiseKernels kernels, const Tensor& input);

@@ -16,8 +16,10 @@ Rows as_rows(const Tensor& tensor, int64_t dims) {
   }
   for (int64_t d = leading; d-- > 0;) {
     if (sizes[d] != 1) {
-      if (stride < 0) stride = strides[d];
-      else fits &= strides[d] == stride * count;
+      if (stride < 0)
+        stride = strides[d];
+      else
+        fits &= strides[d] == stride * count;
     }
     count *= sizes[d];
   }
@@ -59,9 +61,8 @@ void sum_columns(const char* op, const Tensor& device_of, const ColumnSum* sums,
   for (int k = 0; k < count; ++k) {
     const ColumnSum& s = sums[k];
     // Whole blocks of 64 columns, so that tasks do not share cache lines.
-    run_on_threads((s.n + 63) / 64, 64 * size_of(s.accumulate) * s.chunks, [&](int64_t begin, int64_t end) {
-      column_sum_cpu[isa()](s, begin * 64, std::min(end * 64, s.n));
-    });
+    run_on_threads((s.n + 63) / 64, 64 * size_of(s.accumulate) * s.chunks,
+                   [&](int64_t begin, int64_t end) { column_sum_cpu[isa()](s, begin * 64, std::min(end * 64, s.n)); });
   }
 }
 

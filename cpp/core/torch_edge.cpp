@@ -60,8 +60,8 @@ Tensor empty_strided(Shape sizes, const int64_t* strides, const Tensor& device_o
   int32_t device_type = 0;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(device_of.get(), &device_type));
   AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides, dtype,
-                                                         device_type, device_of.get_device_index(), &handle));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides,
+                                                         dtype, device_type, device_of.get_device_index(), &handle));
   return Tensor(handle);
 }
 

@@ -41,8 +41,8 @@ template <class... Parts>
       fail(op, __VA_ARGS__);       \
   } while (0)
 
-std::string text_of(Shape shape);         // [2, 3]
-const char* text_of(ScalarType dtype);    // torch.float32
+std::string text_of(Shape shape);       // [2, 3]
+const char* text_of(ScalarType dtype);  // torch.float32
 bool same_shape(Shape a, Shape b);
 
 // Our dtype, or nothing for one that the kernels do not take.
@@ -55,13 +55,16 @@ inline DType accumulate_type(DType dtype) { return dtype == DType::f64 ? DType::
 bool kernels_take(const Tensor& tensor);
 
 // Every operand must be on the first one's device.
-void check_same_device(const char* op, const char* name, const Tensor& tensor, const char* first_name, const Tensor& first);
+void check_same_device(const char* op, const char* name, const Tensor& tensor, const char* first_name,
+                       const Tensor& first);
 
 // Uninitialised, dense. allocate_like follows torch.empty_like: a dense tensor's strides are kept.
 Tensor allocate_like(const Tensor& like);
 Tensor allocate_like(const Tensor& like, DType dtype);
 Tensor allocate(Shape sizes, const Tensor& device_of, DType dtype);
-inline Tensor nothing(const Tensor& device_of, DType dtype) { return allocate(std::array<int64_t, 1>{0}, device_of, dtype); }
+inline Tensor nothing(const Tensor& device_of, DType dtype) {
+  return allocate(std::array<int64_t, 1>{0}, device_of, dtype);
+}
 Tensor as_contiguous(const Tensor& tensor);
 Tensor to_dtype(const Tensor& tensor, DType dtype);
 
@@ -103,11 +106,11 @@ void run_on_threads(int64_t count, int64_t bytes_each, const F& f) {
 #else
 #define FASTOPS_OP_CUDA(name, function)
 #endif
-#define FASTOPS_OP(name, signature, function)                                                                       \
-  static_assert(::fastops::schema::matches(signature, &function), "schema and C++ function disagree: " name);        \
-  STABLE_TORCH_LIBRARY_FRAGMENT(fastops, m) {                                                                        \
-    m.def(name signature);                                                                                           \
-    m.def(name "_reference" signature);                                                                              \
-  }                                                                                                                  \
-  STABLE_TORCH_LIBRARY_IMPL(fastops, CPU, m) { m.impl(name, TORCH_BOX(&function)); }                                 \
+#define FASTOPS_OP(name, signature, function)                                                                 \
+  static_assert(::fastops::schema::matches(signature, &function), "schema and C++ function disagree: " name); \
+  STABLE_TORCH_LIBRARY_FRAGMENT(fastops, m) {                                                                 \
+    m.def(name signature);                                                                                    \
+    m.def(name "_reference" signature);                                                                       \
+  }                                                                                                           \
+  STABLE_TORCH_LIBRARY_IMPL(fastops, CPU, m) { m.impl(name, TORCH_BOX(&function)); }                          \
   FASTOPS_OP_CUDA(name, function)

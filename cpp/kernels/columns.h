@@ -10,10 +10,10 @@ struct ColumnSum {
   DType dtype;          // type of the result
   const void* partial;  // [chunks, stride], the first n of each row
   int64_t chunks, stride, n;
-  void* result;         // [n]
+  void* result;  // [n]
 };
 
-using ColumnSumCpuKernel = void(const ColumnSum&, int64_t begin, int64_t end);  // columns [begin, end)
+using ColumnSumCpuKernel = void(const ColumnSum&, int64_t begin, int64_t end);    // columns [begin, end)
 using ColumnSumCudaKernel = int(const ColumnSum* sums, int count, void* stream);  // up to two, one launch
 
 }  // namespace fastops

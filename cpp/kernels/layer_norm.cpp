@@ -58,7 +58,8 @@ void forward_row(const LayerNormForward& a, int64_t row) {
   const P* bias = static_cast<const P*>(a.bias);
   T* y = static_cast<T*>(a.output) + row * n;
 
-  const A mean = sum_row<T, 1>(n, [&](int64_t i, int64_t count, auto* s) { s[0] = load_some(x + i, count); }).values[0] / n;
+  const A mean =
+      sum_row<T, 1>(n, [&](int64_t i, int64_t count, auto* s) { s[0] = load_some(x + i, count); }).values[0] / n;
   auto centred = sum_row<T, 2>(n, [&](int64_t i, int64_t count, auto* s) {
     auto h = keep_first(load_some(x + i, count) - mean, count);
     s[0] = h;

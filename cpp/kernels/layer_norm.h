@@ -27,9 +27,9 @@ struct LayerNormBackward {
   int64_t input_stride;
   const void* mean;
   const void* rstd;
-  const void* weight;   // null: 1
-  void* grad_input;     // null: not asked for
-  void* partial;        // [chunks, 2, n] sums for weight and bias, then [rows] of scratch; null: neither asked for
+  const void* weight;  // null: 1
+  void* grad_input;    // null: not asked for
+  void* partial;       // [chunks, 2, n] sums for weight and bias, then [rows] of scratch; null: neither asked for
   int64_t chunks;
 };
 

@@ -5,10 +5,10 @@
 
 namespace fastops::FASTOPS_ISA {
 
-#define FASTOPS_LANEWISE(name, function)  \
-  FASTOPS_INLINE vf64 name(vf64 x) {      \
+#define FASTOPS_LANEWISE(name, function)                                \
+  FASTOPS_INLINE vf64 name(vf64 x) {                                    \
     for (int k = 0; k < simd<double>::size; ++k) x[k] = function(x[k]); \
-    return x;                             \
+    return x;                                                           \
   }
 FASTOPS_LANEWISE(exp, __builtin_exp)
 FASTOPS_LANEWISE(expm1, __builtin_expm1)
@@ -118,7 +118,8 @@ FASTOPS_INLINE normal<vf32> normal_of(vf32 x) {
   vf32 a = select(abs(x) > 15.0f, splat(15.0f), abs(x));
   vf32 e = exp_minus_half_square(a);
   vf32 t = 1.0f / (1.0f + 0.3f * a);
-  constexpr float kP[] = {-2.12297304f, 1.00142178f, 0.396095402f, 0.228180772f, -0.237714496f, 0.351064158f, -0.401543073f, -0.366928574f, 0.896358075f, -0.554975623f, 0.117867442f};
+  constexpr float kP[] = {-2.12297304f,  1.00142178f,   0.396095402f, 0.228180772f,  -0.237714496f, 0.351064158f,
+                          -0.401543073f, -0.366928574f, 0.896358075f, -0.554975623f, 0.117867442f};
   vf32 p = splat(kP[10]);
   for (int k = 9; k >= 0; --k) p = p * t + kP[k];
   vf32 tail = t * e * exp(p);

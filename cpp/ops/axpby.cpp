@@ -21,7 +21,8 @@ Tensor axpby(const Tensor& x, const Tensor& y, double alpha, double beta) {
 }
 
 std::tuple<Tensor, Tensor> axpby_backward(const Tensor& grad, double alpha, double beta) {
-  if (!kernels_take(grad)) return call<std::tuple<Tensor, Tensor>>("fastops::axpby_backward_reference", grad, alpha, beta);
+  if (!kernels_take(grad))
+    return call<std::tuple<Tensor, Tensor>>("fastops::axpby_backward_reference", grad, alpha, beta);
   Tensor grad_x = allocate_like(grad), grad_y = allocate_like(grad);
   run_pointwise("axpby_backward", axpby_backward_kernels, {grad_x, grad_y}, {grad}, {alpha, beta});
   return {grad_x, grad_y};

@@ -27,8 +27,7 @@ static void check(const char* op, const Tensor& input, Shape shape, const Option
 Triple layer_norm(const Tensor& input, const std::vector<int64_t>& normalized_shape, OptionalTensor weight,
                   OptionalTensor bias, double eps) {
   Shape shape(normalized_shape.data(), normalized_shape.size());
-  if (!kernels_take(input))
-    return call<Triple>("fastops::layer_norm_reference", input, shape, weight, bias, eps);
+  if (!kernels_take(input)) return call<Triple>("fastops::layer_norm_reference", input, shape, weight, bias, eps);
   check("layer_norm", input, shape, weight, bias);
 
   const DType dtype = *dtype_of(input), stat = accumulate_type(dtype);
@@ -64,8 +63,8 @@ Triple layer_norm(const Tensor& input, const std::vector<int64_t>& normalized_sh
 
 // Outputs that are not asked for are empty tensors.
 Triple layer_norm_backward(const Tensor& grad, const Tensor& input, const std::vector<int64_t>& normalized_shape,
-                           const Tensor& mean, const Tensor& rstd, OptionalTensor weight, OptionalTensor bias, double eps,
-                           bool need_input, bool need_weight, bool need_bias) {
+                           const Tensor& mean, const Tensor& rstd, OptionalTensor weight, OptionalTensor bias,
+                           double eps, bool need_input, bool need_weight, bool need_bias) {
   Shape shape(normalized_shape.data(), normalized_shape.size());
   if (!kernels_take(input))
     return call<Triple>("fastops::layer_norm_backward_reference", grad, input, shape, mean, rstd, weight, bias, eps,
@@ -149,10 +148,11 @@ FASTOPS_OP("layer_norm",
            "(Tensor input, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05)"
            " -> (Tensor, Tensor, Tensor)",
            layer_norm);
-FASTOPS_OP("layer_norm_backward",
-           "(Tensor grad, Tensor input, int[] normalized_shape, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, "
-           "float eps, bool need_input, bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)",
-           layer_norm_backward);
+FASTOPS_OP(
+    "layer_norm_backward",
+    "(Tensor grad, Tensor input, int[] normalized_shape, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, "
+    "float eps, bool need_input, bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)",
+    layer_norm_backward);
 
 }  // namespace ops
 }  // namespace fastops

@@ -52,8 +52,8 @@ Tensor linear_epilogue(const Tensor& input, OptionalTensor bias, const std::stri
 }
 
 // `saved` is the output for relu and sigmoid, the input otherwise. The bias gradient is empty if not asked for.
-Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalTensor bias, const std::string& activation,
-                              bool need_bias) {
+Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalTensor bias,
+                              const std::string& activation, bool need_bias) {
   if (!kernels_take(saved))
     return call<Pair>("fastops::linear_epilogue_backward_reference", grad, saved, bias, activation, need_bias);
   const char* op = "linear_epilogue_backward";

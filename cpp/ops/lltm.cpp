@@ -34,8 +34,9 @@ Pair lltm_cell(const Tensor& gates, const Tensor& old_cell) {
   Shape cell = old_cell.sizes();
   Tensor new_h = allocate(cell, gates, dtype), new_cell = allocate(cell, gates, dtype);
   void* g = const_cast<void*>(gates.const_data_ptr());
-  const Operand operands[] = {write(new_h),           write(new_cell),        third(gates, g, 0, cell),
-                              third(gates, g, 1, cell), third(gates, g, 2, cell), read(old_cell)};
+  const Operand operands[] = {
+      write(new_h),  write(new_cell), third(gates, g, 0, cell), third(gates, g, 1, cell), third(gates, g, 2, cell),
+      read(old_cell)};
   run_pointwise("lltm_cell", lltm_cell_kernels, gates, dtype, operands, 6);
   return {new_h, new_cell};
 }
@@ -51,9 +52,15 @@ Pair lltm_cell_backward(const Tensor& grad_h, const Tensor& grad_cell, const Ten
   Tensor grad_gates = allocate(gates.sizes(), gates, dtype), grad_old_cell = allocate(cell, gates, dtype);
   void *g = const_cast<void*>(gates.const_data_ptr()), *d = grad_gates.mutable_data_ptr();
   // run_pointwise orders by the first operand; each third of the gradient is dense within a row, which is enough there.
-  const Operand operands[] = {third(grad_gates, d, 0, cell), third(grad_gates, d, 1, cell), third(grad_gates, d, 2, cell),
-                              write(grad_old_cell),          read(grad_h),                  read(grad_cell),
-                              third(gates, g, 0, cell),      third(gates, g, 1, cell),      third(gates, g, 2, cell),
+  const Operand operands[] = {third(grad_gates, d, 0, cell),
+                              third(grad_gates, d, 1, cell),
+                              third(grad_gates, d, 2, cell),
+                              write(grad_old_cell),
+                              read(grad_h),
+                              read(grad_cell),
+                              third(gates, g, 0, cell),
+                              third(gates, g, 1, cell),
+                              third(gates, g, 2, cell),
                               read(old_cell)};
   run_pointwise("lltm_cell_backward", lltm_cell_backward_kernels, gates, dtype, operands, 10);
   return {grad_gates, grad_old_cell};

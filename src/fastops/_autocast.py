@@ -1,6 +1,8 @@
-"""Autocast for the functions that torch casts too: done before the op, so that the casts are differentiated by torch."""
+"""Autocast for the functions that torch casts too: done before the op, so that torch differentiates the casts."""
 
 from __future__ import annotations
+
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -27,5 +29,5 @@ def single_precision_on_cuda(*tensors: Tensor | None) -> tuple[Tensor | None, ..
     return tuple(t.float() if _castable(t) else t for t in tensors)
 
 
-def _castable(t: Tensor | None) -> bool:
+def _castable(t: Tensor | None) -> TypeGuard[Tensor]:
     return t is not None and t.is_floating_point() and t.dtype != torch.float64

@@ -1,7 +1,7 @@
 """From one declaration an operator that is cheap in eager mode and right under every transform.
 
-A raw op (``torch.ops.fastops.x``) carries kernels and a fake, no autograd. :class:`Operator` adds what a user expects of
-a PyTorch function:
+A raw op (``torch.ops.fastops.x``) carries kernels and a fake, no autograd. :class:`Operator` adds what a user expects
+of a PyTorch function:
 
 * nothing asks for a derivative: the raw op is called as it is;
 * plain eager and ``torch.compile``: a ``ctx``-style ``autograd.Function``, the cheapest kind;
@@ -9,8 +9,8 @@ a PyTorch function:
 * forward-mode derivatives: the plain reference, which PyTorch differentiates itself. (A ``jvp`` rule on the twin gives
   wrong results when forward mode is nested.)
 
-First derivatives come from the declared ``backward``, which calls kernels. What lies beyond, the derivative of a backward
-or a batch that a kernel cannot take, comes from the reference too.
+First derivatives come from the declared ``backward``, which calls kernels. What lies beyond, the derivative of a
+backward or a batch that a kernel cannot take, comes from the reference too.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ class Operator:
         backward: ``backward(ctx, *grad_outputs)`` returns a gradient or None for each input. None: derived from the
             reference.
         outputs: how many outputs are differentiable; those after them are statistics for ``backward``.
-        batch: ``batch(size, in_dims, *inputs)`` returns the inputs with the batch as leading dimension, if the raw op then
-            treats its elements apart, or None. Without it every batch goes through ``torch.vmap`` of the reference.
+        batch: ``batch(size, in_dims, *inputs)`` returns the inputs with the batch as leading dimension, if the raw op
+            then treats its elements apart, or None. Without it every batch goes through ``torch.vmap`` of the
+            reference.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Operator:
         self.outputs = outputs
         self.batch = batch
         self.raw = getattr(torch.ops.fastops, name).default
-        self.save = save if backward else _save_inputs
+        self.save = save if save and backward else _save_inputs
         self.backward = backward or _backward_of(reference)
         torch.library.register_fake(f"fastops::{name}", fake, lib=_library)
         for op in (name, f"{name}_reference"):
@@ -178,7 +179,7 @@ def _backward_of(reference: Callable[..., Any]) -> Callable[..., Any]:
                 inputs[k] = value
             return reference(*inputs)
 
-        outputs, vjp = torch.func.vjp(of_wanted, *(inputs[k] for k in wanted))
+        outputs, vjp = torch.func.vjp(of_wanted, *(inputs[k] for k in wanted))  # type: ignore[misc]
         found = vjp(tuple(grads) if isinstance(outputs, tuple) else grads[0])
         result: list[Any] = [None] * len(inputs)
         for k, gradient in zip(wanted, found, strict=True):

@@ -79,12 +79,14 @@ def axpby(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor
 
     Args:
         x, y: shapes that broadcast, any strides, one device. Different dtypes are promoted as in ``x + y``. float16,
-            bfloat16, float32 and float64 on CPU and CUDA run our kernels; other dtypes and devices the plain composition.
+            bfloat16, float32 and float64 on CPU and CUDA run our kernels; other dtypes and devices the plain
+            composition.
         alpha: factor of ``x``.
         beta: factor of ``y``.
 
     Returns:
-        A new tensor of the broadcast shape and the promoted dtype. The half types are computed in float32, rounded once.
+        A new tensor of the broadcast shape and the promoted dtype. The half types are computed in float32, rounded
+        once.
 
     Raises:
         RuntimeError: shapes that do not broadcast, or tensors on different devices.

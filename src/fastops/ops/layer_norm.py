@@ -144,12 +144,13 @@ def layer_norm(
     with mean and (biased) variance over the dimensions of ``normalized_shape``. With :math:`h` the normalised input and
     :math:`g = w\,\partial L/\partial y`,
 
-    .. math:: \frac{\partial L}{\partial x} = \frac{g - \mathrm{E}[g] - h\,\mathrm{E}[g h]}{\sqrt{\mathrm{Var}[x] + \epsilon}},
+    .. math:: \frac{\partial L}{\partial x} =
+              \frac{g - \mathrm{E}[g] - h\,\mathrm{E}[g h]}{\sqrt{\mathrm{Var}[x] + \epsilon}},
               \quad \frac{\partial L}{\partial w} = \sum_{rows} h\,\frac{\partial L}{\partial y},
               \quad \frac{\partial L}{\partial b} = \sum_{rows} \frac{\partial L}{\partial y}
 
-    The variance comes from centred values, never from :math:`\mathrm{E}[x^2] - \mathrm{E}[x]^2`; statistics and sums are
-    float32 (float64 for float64). A row's result depends on nothing but the row.
+    The variance comes from centred values, never from :math:`\mathrm{E}[x^2] - \mathrm{E}[x]^2`; statistics and sums
+    are float32 (float64 for float64). A row's result depends on nothing but the row.
 
     Args:
         input: ``[*, *normalized_shape]``, any strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our

@@ -78,9 +78,7 @@ def _batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
     return input.movedim(in_dims[0], 0), bias, activation
 
 
-_backward_op = Operator(
-    "linear_epilogue_backward", linear_epilogue_backward_reference, _fake_backward, outputs=2
-)
+_backward_op = Operator("linear_epilogue_backward", linear_epilogue_backward_reference, _fake_backward, outputs=2)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -95,9 +93,7 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
     return grad_input, grad_bias if need_bias else None, None
 
 
-_epilogue = Operator(
-    "linear_epilogue", linear_epilogue_reference, _fake, save=_save, backward=_backward, batch=_batch
-)
+_epilogue = Operator("linear_epilogue", linear_epilogue_reference, _fake, save=_save, backward=_backward, batch=_batch)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
@@ -105,15 +101,16 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation
 
     .. math:: y = a(x W^\top + b)
 
-    torch multiplies the matrices; bias and activation are one pass of ours over the product, and so are the activation's
-    derivative and the bias gradient. ``relu`` and ``sigmoid`` keep the output for the backward, ``gelu`` and ``silu`` the
-    product.
+    torch multiplies the matrices; bias and activation are one pass of ours over the product, and so are the
+    activation's derivative and the bias gradient. ``relu`` and ``sigmoid`` keep the output for the backward, ``gelu``
+    and ``silu`` the product.
 
     Args:
         input: ``[*, in_features]``, any strides.
         weight: ``[out_features, in_features]``, of ``input``'s dtype.
         bias: ``[out_features]``, of ``input``'s dtype, or float32 beside a half-precision input. None: 0.
-        activation: None, ``"relu"``, ``"sigmoid"``, ``"gelu"`` (exact, by the normal distribution function) or ``"silu"``.
+        activation: None, ``"relu"``, ``"sigmoid"``, ``"gelu"`` (exact, by the normal distribution function) or
+            ``"silu"``.
 
     Returns:
         ``[*, out_features]`` of ``input``'s dtype.
@@ -122,8 +119,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation
         ValueError: an unknown activation.
         RuntimeError: shapes, dtypes or devices that do not fit.
 
-    With ``activation=None`` and a bias of ``input``'s dtype this is :func:`torch.nn.functional.linear` itself. Under autocast
-    all tensors are cast to its dtype, as torch does.
+    With ``activation=None`` and a bias of ``input``'s dtype this is :func:`torch.nn.functional.linear` itself. Under
+    autocast all tensors are cast to its dtype, as torch does.
     """
     if activation is not None and activation not in ACTIVATIONS:
         raise ValueError(f"[linear] activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")

@@ -1,4 +1,4 @@
-"""lltm: the recurrent cell of PyTorch's C++ extension tutorial; GEMM by torch, the pointwise cell by one kernel of ours."""
+"""lltm: the recurrent cell of PyTorch's C++ extension tutorial; GEMM by torch, the pointwise cell by one kernel."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ def relu(input: Tensor) -> Tensor:
     NaN stays NaN. The output is kept for the backward, not the input.
 
     Args:
-        input: any shape and strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our kernels; other dtypes
-            and devices the plain composition.
+        input: any shape and strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our kernels; other
+            dtypes and devices the plain composition.
 
     Returns:
         A new tensor of ``input``'s shape and dtype.

@@ -44,13 +44,13 @@ _op = Operator("sigmoid", sigmoid_reference, _fake, save=_save, backward=_backwa
 
 
 def sigmoid(input: Tensor) -> Tensor:
-    r"""Elementwise logistic function, from :math:`e^{-|x|}`, so that nothing overflows and both tails keep their digits.
+    r"""Elementwise logistic function, from :math:`e^{-|x|}`: nothing overflows and both tails keep their digits.
 
     .. math:: y = \frac{1}{1 + e^{-x}}, \qquad \frac{\partial L}{\partial x} = y\,(1 - y)\,\frac{\partial L}{\partial y}
 
     Args:
-        input: any shape and strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our kernels; other dtypes
-            and devices the plain composition (integers give the default dtype).
+        input: any shape and strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our kernels; other
+            dtypes and devices the plain composition (integers give the default dtype).
 
     Returns:
         A new tensor of ``input``'s shape and dtype.

@@ -35,9 +35,7 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
     return _backward_op(grad, *ctx.saved_tensors)
 
 
-_op = Operator(
-    "square", square_reference, torch.empty_like, save=_save, backward=_backward, batch=elementwise_batch
-)
+_op = Operator("square", square_reference, torch.empty_like, save=_save, backward=_backward, batch=elementwise_batch)
 
 
 def square(input: Tensor) -> Tensor:
@@ -46,8 +44,8 @@ def square(input: Tensor) -> Tensor:
     .. math:: y = x^2, \qquad \frac{\partial L}{\partial x} = 2\,x\,\frac{\partial L}{\partial y}
 
     Args:
-        input: any shape and strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our kernels; other dtypes
-            and devices the plain composition.
+        input: any shape and strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our kernels; other
+            dtypes and devices the plain composition.
 
     Returns:
         A new tensor of ``input``'s shape and dtype. The half types are computed in float32 and rounded once.
