@@ -5,6 +5,7 @@
 // The second pass also sums x - mean, which corrects the rounding of the f32 mean: mean_true = mean + shift.
 #include "kernels/layer_norm.h"
 
+#include "device/math.cuh"
 #include "device/reduce.cuh"
 #include "device/vector.cuh"
 #include "dispatch.cuh"
@@ -188,7 +189,8 @@ __device__ A* row_shifts(const LayerNormBackward& a) {
   return static_cast<A*>(a.partial) + a.chunks * 2 * a.n;
 }
 
-// With h = (x - mean)·rstd: grad_input = rstd·(g - mean(g) - h·mean(g·h)). Each block walks over its rows and keeps the
+// With h = (x - mean)·rstd and g = grad·weight: grad_input = rstd·(g - mean(g) - h·mean(g·h)). g is a rounded product in
+// both places, since a difference of a fused and a rounded one is not 0 where it must be, as in rows of one. Each block walks over its rows and keeps the
 // sums of grad·h and grad for its columns in registers; they end as one row of `partial`.
 template <class T, class P, int Groups, bool Warp, bool Aligned, bool Sums>
 __global__ void __launch_bounds__(Warp ? 32 * kWarpRows : 512) backward_kernel(LayerNormBackward a) {
@@ -220,7 +222,7 @@ __global__ void __launch_bounds__(Warp ? 32 * kWarpRows : 512) backward_kernel(L
 #pragma unroll
       for (int k = 0; k < V; ++k) {
         h[i][k] = own.holds(i, k) ? h[i][k] - mean : A(0);
-        const A gw = weight ? g[i][k] * w[k] : g[i][k];
+        const A gw = weight ? device::product<A>(g[i][k], w[k]) : g[i][k];
         sums[0] += h[i][k];
         sums[1] += gw;
         sums[2] += gw * h[i][k];
@@ -242,7 +244,7 @@ __global__ void __launch_bounds__(Warp ? 32 * kWarpRows : 512) backward_kernel(L
           weight_sum[i][k] += g[i][k] * h[i][k];
           bias_sum[i][k] += g[i][k];
         }
-        const A gw = weight ? g[i][k] * w[k] : g[i][k];
+        const A gw = weight ? device::product<A>(g[i][k], w[k]) : g[i][k];
         h[i][k] = (gw - s.mean_g - h[i][k] * s.mean_gh) * rstd;
       }
       if (grad_input) own.store(grad_input, i, h[i]);
@@ -307,7 +309,7 @@ __global__ void __launch_bounds__(512) backward_long_kernel(LayerNormBackward a)
       if (weight) own.load(weight, i, w);
 #pragma unroll
       for (int k = 0; k < V; ++k) {
-        const A centred = own.holds(i, k) ? h[k] - mean : A(0), gw = weight ? g[k] * w[k] : g[k];
+        const A centred = own.holds(i, k) ? h[k] - mean : A(0), gw = weight ? device::product<A>(g[k], w[k]) : g[k];
         sums[0] += centred;
         sums[1] += gw;
         sums[2] += gw * centred;
@@ -327,7 +329,7 @@ __global__ void __launch_bounds__(512) backward_long_kernel(LayerNormBackward a)
 #pragma unroll
       for (int k = 0; k < V; ++k) {
         h[k] = (h[k] - mean - s.shift) * rstd;
-        const A gw = weight ? g[k] * w[k] : g[k];
+        const A gw = weight ? device::product<A>(g[k], w[k]) : g[k];
         h[k] = (gw - s.mean_g - h[k] * s.mean_gh) * rstd;
       }
       own.store(grad_input, i, h);

@@ -116,9 +116,7 @@ TRANSFORMS = (
 
 @every_small_sample
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=lambda t: t.__name__.strip("_"))
-def test_functional_transforms(
-    case: Case, sample: Sample, device: torch.device, transform: Callable[..., Any]
-) -> None:
+def test_functional_transforms(case: Case, sample: Sample, device: torch.device, transform: Callable[..., Any]) -> None:
     f = function_of(case, sample, device)
     x, batch = list(f.tensors), batch_of(f.tensors)
     assert_close(transform(f.ours, x, batch), transform(f.plain, x, batch))
@@ -258,4 +256,4 @@ def test_inductor_with_dynamic_shapes(device: torch.device) -> None:
     compiled = torch.compile(network, fullgraph=True)
     for rows, n, m in ((5, 8, 3), (7, 8, 3), (9, 12, 5)):
         x = inputs(rows, n, m)
-        assert_close(_eager_gradients(compiled, x), _eager_gradients(plain, x))
+        assert_close(_eager_gradients(compiled, x), _eager_gradients(plain, x), atol=1e-8)

@@ -35,7 +35,11 @@ Triple layer_norm(const Tensor& input, const std::vector<int64_t>& normalized_sh
   Shape leading(input.sizes().data(), input.dim() - dims);
   Tensor output = allocate(input.sizes(), input, dtype);
   Tensor mean = allocate(leading, input, stat), rstd = allocate(leading, input, stat);
-  if (input.numel() == 0) return {output, mean, rstd};
+  if (input.numel() == 0) {
+    torch::stable::zero_(mean);
+    torch::stable::zero_(rstd);
+    return {output, mean, rstd};
+  }
 
   Rows rows = as_rows(input, dims);
   LayerNormForward a;

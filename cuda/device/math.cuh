@@ -4,6 +4,18 @@
 namespace fastops {
 namespace device {
 
+// a·b rounded, never fused into an addition that follows.
+template <class A>
+__device__ inline A product(A a, A b);
+template <>
+__device__ inline float product(float a, float b) {
+  return __fmul_rn(a, b);
+}
+template <>
+__device__ inline double product(double a, double b) {
+  return __dmul_rn(a, b);
+}
+
 // 1 / (1 + e^-x) from e^-|x|, which cannot overflow.
 template <class A>
 __device__ inline A sigmoid(A x) {

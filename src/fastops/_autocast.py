@@ -13,8 +13,10 @@ def lower_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     first = tensors[0]
     assert first is not None
     device = first.device.type
-    # Some devices, meta among them, have no autocast and raise at the second question.
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+    try:
+        if not torch.is_autocast_enabled(device):
+            return tensors
+    except RuntimeError:  # meta, for one, has no autocast and says so; to ask first is not traceable before torch 2.13
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(t.to(dtype) if _castable(t) else t for t in tensors)

@@ -6,8 +6,8 @@ of a PyTorch function:
 * nothing asks for a derivative: the raw op is called as it is;
 * plain eager and ``torch.compile``: a ``ctx``-style ``autograd.Function``, the cheapest kind;
 * under ``torch.func`` transforms: its ``setup_context`` twin, with a ``vmap`` rule;
-* forward-mode derivatives: the plain reference, which PyTorch differentiates itself. (A ``jvp`` rule on the twin gives
-  wrong results when forward mode is nested.)
+* forward-mode derivatives, and dtypes without a kernel: the plain reference, which PyTorch differentiates itself. (A
+  ``jvp`` rule on the twin gives wrong results when forward mode is nested.)
 
 First derivatives come from the declared ``backward``, which calls kernels. What lies beyond, the derivative of a
 backward or a batch that a kernel cannot take, comes from the reference too.
@@ -15,6 +15,7 @@ backward or a batch that a kernel cannot take, comes from the reference too.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,8 @@ _functorch_active = torch._C._are_functorch_transforms_active
 _functorch_level = torch._C._functorch.peek_interpreter_stack  # the one of the two that Dynamo can trace
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
+
+KERNEL_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 _library = torch.library.Library("fastops", "FRAGMENT")
 
@@ -67,7 +70,7 @@ class Operator:
         self.raw = getattr(torch.ops.fastops, name).default
         self.save = save if save and backward else _save_inputs
         self.backward = backward or _backward_of(reference)
-        torch.library.register_fake(f"fastops::{name}", fake, lib=_library)
+        torch.library.register_fake(f"fastops::{name}", _on_one_device(name, fake), lib=_library)
         for op in (name, f"{name}_reference"):
             _library.impl(op, _announced(reference), "CompositeExplicitAutograd")
         # The builtin behind the overload saves a Python frame on the hot path; Dynamo wants the overload.
@@ -76,7 +79,12 @@ class Operator:
         self._twin = _twin_function(self).apply
 
     def __call__(self, *inputs: Any) -> Any:
-        if _compiling() or _functorch_active() or forward_ad._current_level >= 0:
+        if (
+            _compiling()
+            or _functorch_active()
+            or forward_ad._current_level >= 0
+            or inputs[0].dtype not in KERNEL_DTYPES
+        ):
             return self._public(self._transformed(inputs))
         if _grad_enabled():
             for x in inputs:
@@ -90,7 +98,7 @@ class Operator:
         return result[0] if self.outputs == 1 else result[: self.outputs]
 
     def _transformed(self, inputs: tuple[Any, ...]) -> Any:
-        if forward_ad._current_level >= 0:
+        if forward_ad._current_level >= 0 or inputs[0].dtype not in KERNEL_DTYPES:
             return self.reference(*inputs)
         if not _compiling():
             return self._twin(*inputs)
@@ -99,6 +107,19 @@ class Operator:
         if _grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
             return self._eager(*inputs)
         return self.raw(*inputs)
+
+
+def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """What the kernels check of real tensors, for meta tensors among them."""
+
+    @functools.wraps(fake)
+    def checked(*inputs: Any) -> Any:
+        devices = {str(x.device) for x in inputs if isinstance(x, torch.Tensor)}
+        if len(devices) > 1:
+            raise RuntimeError(f"[{name}] all tensors must be on one device, got {' and '.join(sorted(devices))}")
+        return fake(*inputs)
+
+    return checked
 
 
 def _announced(reference: Callable[..., Any]) -> Callable[..., Any]:

@@ -107,3 +107,5 @@ def _check(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell
     for name, tensor in (("weights", weights), ("bias", bias), ("old_h", old_h), ("old_cell", old_cell)):
         if tensor.dtype != input.dtype:
             raise RuntimeError(f"[lltm] {name} must have input's dtype {input.dtype}, got {tensor.dtype}")
+        if tensor.device != input.device:
+            raise RuntimeError(f"[lltm] {name} must be on input's device {input.device}, got {tensor.device}")

@@ -11,8 +11,8 @@ from .._operator import Operator, elementwise_batch, wide
 
 
 def square_reference(input: Tensor) -> Tensor:
-    x = wide(input)
-    return (x * x).to(input.dtype)
+    out = torch.square(wide(input))
+    return out.to(input.dtype) if input.is_floating_point() else out
 
 
 def square_backward_reference(grad: Tensor, input: Tensor) -> Tensor:

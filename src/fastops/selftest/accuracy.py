@@ -38,7 +38,7 @@ def ulps(out: Tensor, truth: Tensor, *, relative: bool = False, dtype: torch.dty
     error = (out - truth).abs() / (limits.eps * scale.clamp_min(limits.tiny))
     same = (out == rounded) | (out.isnan() & rounded.isnan())
     error = torch.where(same & ~rounded.isfinite(), 0, error)
-    return error.nan_to_num(nan=torch.inf).max().item()
+    return error.nan_to_num(nan=torch.inf, posinf=torch.inf).max().item()
 
 
 @dataclass(frozen=True)

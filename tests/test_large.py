@@ -1,0 +1,70 @@
+"""More than 2^31 elements: every offset is 64 bits wide."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import fastops
+
+ELEMENTS = 2**31 + 4096 + 3
+NEEDED_GIB = 16
+
+
+def free_gib(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info()[0] / 2**30
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+
+
+@pytest.fixture
+def large(device: torch.device) -> Tensor:
+    """Zeros, but for marks at the beginning, around element 2^31 and at the end."""
+    if (free := free_gib(device)) < NEEDED_GIB:
+        pytest.skip(f"{NEEDED_GIB} GiB of free memory needed, {free:.0f} there")
+    x = torch.zeros(ELEMENTS, dtype=torch.bfloat16, device=device)
+    x[MARKS] = torch.tensor(VALUES, dtype=torch.bfloat16, device=device)
+    return x
+
+
+MARKS = [0, 1, 2**31 - 1, 2**31, 2**31 + 1, ELEMENTS - 2, ELEMENTS - 1]
+VALUES = [1.0, -2.0, 3.0, -4.0, 5.0, -6.0, 7.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (fastops.relu, [1.0, 0.0, 3.0, 0.0, 5.0, 0.0, 7.0]),
+        (fastops.square, [1.0, 4.0, 9.0, 16.0, 25.0, 36.0, 49.0]),
+        (lambda x: fastops.axpby(x, x[:1], 3.0, -1.0), [2.0, -7.0, 8.0, -13.0, 14.0, -19.0, 20.0]),
+    ],
+    ids=["relu", "square", "axpby"],
+)
+def test_elementwise(large: Tensor, function: Callable[[Tensor], Tensor], expected: list[float]) -> None:
+    assert function(large)[MARKS].tolist() == expected
+
+
+@pytest.mark.slow
+def test_rows_beyond(device: torch.device, large: Tensor) -> None:
+    """The last rows of layer_norm, forward and backward, are those of these rows alone."""
+    n = 4096
+    x = large[3:].view(-1, n)
+    x[-2:] = torch.randn(2, n, device=device).bfloat16()
+    y, mean, rstd = torch.ops.fastops.layer_norm(x, [n], None, None, 1e-5)
+    alone = torch.ops.fastops.layer_norm(x[-2:], [n], None, None, 1e-5)
+    for a, b in zip((y, mean, rstd), alone, strict=True):
+        assert torch.equal(a[-2:], b)
+    del y
+    grad = x[-1:].expand(x.shape)
+    (grad_input, *_) = torch.ops.fastops.layer_norm_backward(
+        grad, x, [n], mean, rstd, None, None, 1e-5, True, False, False
+    )
+    (expected, *_) = torch.ops.fastops.layer_norm_backward(
+        grad[-2:], x[-2:], [n], mean[-2:].contiguous(), rstd[-2:].contiguous(), None, None, 1e-5, True, False, False
+    )
+    assert torch.equal(grad_input[-2:], expected)

@@ -1,0 +1,221 @@
+"""The selftest's command line, its files, and that what is broken makes it fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import NO_CUDA
+from torch import Tensor
+
+from fastops import _C
+from fastops.selftest.__main__ import main
+from fastops.selftest.accuracy import ulps
+from fastops.selftest.poison import NotPoisonedError, unwritten
+
+SHORT = ["--device", "cpu", "--op", "relu", "--dtype", "f32", "--quick"]
+
+
+def test_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(SHORT) == 0
+    printed = capsys.readouterr().out
+    assert "relu" in printed
+    assert _C.cpu()["isa"] in printed
+    assert "checks passed" in printed
+    assert "\x1b" not in printed, "escape codes although this is no terminal"
+
+
+def test_every_level_by_default(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FASTOPS_CPU_ISA", raising=False)
+    before = _C.cpu()["isa"]
+    assert main(["--device", "cpu", "--op", "square", "--dtype", "bf16"]) == 0
+    printed = capsys.readouterr().out
+    for level, missing in _C.cpu()["missing"].items():
+        assert (f"cpu {level} " in printed) == (not missing)
+    assert "cpu reference" in printed
+    assert _C.cpu()["isa"] == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--op", "tanh"], "op must be one of square, relu"),
+        (["--dtype", "f8"], "dtype must be one of f32, bf16, f16, f64, got 'f8'"),
+        (["--isa", "avx1024"], "CPU ISA level must be one of"),
+        (["--device", "tpu"], "device must be cpu, cuda, cuda:<index> or all, got 'tpu'"),
+        (["--device", "cuda:99"], "device cuda:99: "),
+    ],
+)
+def test_what_is_not_there(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not NO_CUDA, reason="there is a GPU")
+def test_no_gpu_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--device", "cuda"]) == 2
+    assert capsys.readouterr().err.startswith("fastops.selftest: device cuda: ")
+
+
+def test_files(tmp_path: Path) -> None:
+    json_file, junit_file = tmp_path / "selftest.json", tmp_path / "selftest.xml"
+    assert main([*SHORT, "--json", str(json_file), "--junit", str(junit_file)]) == 0
+    content = json.loads(json_file.read_text())
+    assert content["passed"] is True
+    assert content["environment"]["versions"]["torch"] == torch.__version__
+    assert content["environment"]["capabilities"]["cpu_level"] == _C.cpu()["isa"]
+    forward = next(r for r in content["results"] if r["check"] == "forward")
+    assert (forward["op"], forward["dtype"], forward["error"], forward["bound"]) == ("relu", "f32", 0.0, 0)
+    suite = ElementTree.parse(junit_file).getroot()
+    assert int(suite.attrib["tests"]) == len(content["results"]) == len(suite)
+    assert suite.attrib["failures"] == "0"
+
+
+BREAKS = {
+    "a slightly wrong value": (
+        "relu",
+        """
+module = sys.modules["fastops.ops.relu"]
+right = module._op._fast
+module._op._fast = lambda x: right(x) * (1 + 2**-20)
+eager = module._op._eager
+module._op._eager = lambda x: eager(x) * (1 + 2**-20)
+""",
+        "forward",
+    ),
+    "a wrong gradient": (
+        "sigmoid",
+        """
+module = sys.modules["fastops.ops.sigmoid"]
+right = module._backward_op._fast
+module._backward_op._fast = lambda grad, output: right(grad, output) * 0.9999
+""",
+        "gradient",
+    ),
+    "an exception": (
+        "square",
+        """
+module = sys.modules["fastops.ops.square"]
+def crash(*args):
+    raise ZeroDivisionError("crashed on purpose")
+module._op._eager = crash
+""",
+        "crashed on purpose",
+    ),
+    "a kernel that writes to its input": (
+        "axpby",
+        """
+import torch
+library = torch.library.Library("fastops", "IMPL", "CPU")
+right = torch.ops.fastops.axpby_reference.default
+def spoil(x, y, alpha=1.0, beta=1.0):
+    out = right(x, y, alpha, beta)
+    if x.numel() and not x._is_view() and x.is_contiguous():
+        x.view(-1)[0] += 1
+    return out
+library.impl("axpby", spoil, allow_override=True)
+""",
+        "inputs unmodified",
+    ),
+    "a row that depends on the batch": (
+        "layer_norm",
+        """
+import torch
+library = torch.library.Library("fastops", "IMPL", "CPU")
+right = torch.ops.fastops.layer_norm_reference.default
+def spoil(input, normalized_shape, weight=None, bias=None, eps=1e-5):
+    out, mean, rstd = right(input, normalized_shape, weight, bias, eps)
+    return out * (1 + 2**-23 * (input.shape[0] % 2)), mean, rstd
+library.impl("layer_norm", spoil, allow_override=True)
+""",
+        "row alone as in the batch",
+    ),
+    "an element that is not written": (
+        "relu",
+        """
+import torch
+library = torch.library.Library("fastops", "IMPL", "CPU")
+right = torch.ops.fastops.relu_reference.default
+def spoil(input):
+    value = right(input)
+    out = torch.empty_like(value)
+    out.view(-1)[:-1] = value.view(-1)[:-1]
+    return out
+library.impl("relu", spoil, allow_override=True)
+""",
+        "every element written",
+    ),
+}
+
+
+@pytest.mark.parametrize(("op", "code", "expected"), BREAKS.values(), ids=BREAKS)
+def test_what_is_broken_fails(op: str, code: str, expected: str) -> None:
+    program = f"""
+import sys
+import fastops
+{code}
+from fastops.selftest.__main__ import main
+sys.exit(main(["--device", "cpu", "--op", {op!r}, "--dtype", "f32", "--quick"]))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "FAILED" in done.stdout
+    assert expected in done.stdout
+
+
+def test_unwritten_elements_are_found() -> None:
+    def leave_a_column() -> Iterable[Tensor]:
+        out = torch.empty(37, 67)
+        out[:, :66] = 1
+        return [out]
+
+    assert unwritten(leave_a_column) == 37
+    assert unwritten(lambda: [torch.ones(37, 67)]) == 0
+
+
+def test_memory_that_never_comes_back_is_reported() -> None:
+    kept: list[Tensor] = []
+
+    def always_new() -> Iterable[Tensor]:
+        kept.append(torch.empty(1 << 20, dtype=torch.uint8)[: 4 * 64].view(torch.float32).zero_())
+        return [kept[0]]
+
+    with pytest.raises(NotPoisonedError):
+        unwritten(always_new, attempts=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_ulps(dtype: torch.dtype) -> None:
+    limits = torch.finfo(dtype)
+    one = torch.ones(3, dtype=torch.float64)
+    assert ulps(one.to(dtype), one) == 0
+    assert ulps((one + limits.eps).to(dtype), one) == 1
+    assert ulps((one * 8 * (1 + 2 * limits.eps)).to(dtype), one * 8, relative=True) == 2
+    smallest = torch.tensor([limits.tiny * limits.eps], dtype=torch.float64)
+    assert ulps(smallest.to(dtype), 0 * smallest, relative=True) == 1
+    assert ulps(one.to(dtype) * torch.nan, one) == torch.inf
+    assert ulps(one.to(dtype) * torch.inf, one) == torch.inf
+    assert ulps(one.to(dtype) * torch.nan, one * torch.nan) == 0
+    # One small number beside large ones: by itself it is wrong, next to them it is not.
+    truth, out = torch.tensor([1.0, limits.eps], dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=dtype)
+    assert ulps(out, truth) < 2
+    assert ulps(out, truth, relative=True) == pytest.approx(1 / limits.eps)
+
+
+def test_needs_no_test_packages() -> None:
+    """The selftest is for users, who have neither pytest nor numpy."""
+    program = f"""
+import sys
+for name in ("pytest", "_pytest", "expecttest", "hypothesis"):
+    sys.modules[name] = None
+from fastops.selftest.__main__ import main
+sys.exit(main({SHORT!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
