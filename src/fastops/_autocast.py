@@ -23,7 +23,7 @@ def lower_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 def single_precision_on_cuda(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """As torch does for layer_norm: under CUDA autocast the half types in float32; on CPU nothing."""
+    """As torch does for layer_norm and square: under CUDA autocast the half types in float32; on CPU nothing."""
     first = tensors[0]
     assert first is not None
     if not (first.is_cuda and torch.is_autocast_enabled("cuda")):

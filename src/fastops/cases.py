@@ -480,7 +480,9 @@ def _lltm_raw(make: Make, rows: int, n: int) -> list[RawCall]:
 
 # The bounds are the largest errors measured over all samples, ISA levels and paths, rounded up by a quarter to a half.
 # Those of gradients are far above those of kernels where the inputs are hard: sigmoid's saved output next to 1, rows of
-# layer_norm with hardly any spread. Kernels that return float32 beside half-precision inputs are counted in its ulps.
+# layer_norm with hardly any spread. GEMM libraries add in orders of their own, so that linear and lltm are measured on
+# several and have more room; their kernels' own bounds do not. Kernels that return float32 beside half-precision inputs
+# are counted in its ulps.
 CASES: tuple[Case, ...] = (
     Case(
         name="square",
@@ -531,7 +533,7 @@ CASES: tuple[Case, ...] = (
         torch_op=lambda x, y, alpha=1.0, beta=1.0: alpha * x + beta * y,
         samples=_axpby_samples(),
         raw=_axpby_raw,
-        bounds=bounds(f16=(0.51, 1, 0.51), bf16=(0.51, 1, 0.51), f32=(1.5, 2.5, 1.5), f64=(2, 4, 2)),
+        bounds=bounds(f16=(0.51, 1, 0.51), bf16=(0.51, 1, 0.51), f32=(1.5, 2.5, 1.5), f64=(2, 6, 2)),
         formula="alpha·x + beta·y",
         gradient="alpha·g, beta·g",
     ),
@@ -543,7 +545,7 @@ CASES: tuple[Case, ...] = (
         torch_op=_linear_torch,
         samples=tuple(_linear_samples()),
         raw=_linear_raw,
-        bounds=bounds(f16=(2, 4, 18), bf16=(2, 4, 18), f32=(10, 12, 18), f64=(24, 12, 22)),
+        bounds=bounds(f16=(3, 6, 18), bf16=(3, 6, 18), f32=(16, 24, 18), f64=(24, 24, 22)),
         formula="activation(x·Wᵀ + b)",
         gradient="of activation and bias in one pass",
         rounds_between=True,
@@ -568,7 +570,7 @@ CASES: tuple[Case, ...] = (
         torch_op=None,
         samples=tuple(_lltm_samples()),
         raw=_lltm_raw,
-        bounds=bounds(f16=(3, 5, 0.51), bf16=(3, 5, 0.51), f32=(12, 20, 14), f64=(20, 45, 10)),
+        bounds=bounds(f16=(4, 8, 0.51), bf16=(4, 8, 0.51), f32=(24, 48, 14), f64=(30, 80, 10)),
         formula="(h', c') from cat(h, x)·Wᵀ + b",
         gradient="one pointwise kernel, GEMMs by torch",
         rounds_between=True,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._autocast import single_precision_on_cuda
 from .._operator import Operator, elementwise_batch, wide
 
 
@@ -50,6 +51,7 @@ def square(input: Tensor) -> Tensor:
     Returns:
         A new tensor of ``input``'s shape and dtype. The half types are computed in float32 and rounded once.
 
-    Same as :func:`torch.square`.
+    Same as :func:`torch.square`; under CUDA autocast it likewise computes in and returns float32.
     """
+    (input,) = single_precision_on_cuda(input)  # type: ignore[assignment]
     return _op(input)

@@ -1,52 +1,76 @@
-"""Outputs in memory full of NaN, so that an element that no kernel writes shows.
+"""Outputs in memory full of one byte, so that an element that no kernel writes shows.
 
 ``torch.utils.deterministic.fill_uninitialized_memory`` does not reach what an extension allocates through the stable
-ABI on the CPU. So memory is filled and freed before the call, for the allocator to hand out again; that it did is
-checked by the outputs' addresses.
+ABI on the CPU. The C library can fill what it hands out (glibc's M_PERTURB), which is proved on memory of the outputs'
+sizes. Where it cannot, and on GPUs, memory is filled and freed before the call, for a caching allocator to hand out
+again; that it did is proved by the outputs' addresses.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
-NAN_BYTE = 0xFF  # all bits set are a NaN in every floating-point dtype
-COPIES = 10  # of each output's size: more than the C library keeps in its per-thread cache, which memalign passes by
-LARGE = 1 << 14  # and a piece that is cut up for small requests; too small for torch to start threads on
+BYTE = 0x7E  # a NaN in float16, about 1e38 in bfloat16 and float32, 1e301 in float64: no result of ours
+_WORD = int.from_bytes([BYTE] * 8, "big")
+_M_PERTURB = -6  # of malloc.h
 
 
 class NotPoisonedError(Exception):
-    """The allocator never handed out the prepared memory."""
+    """No way was found to have the outputs in prepared memory; nothing is proved."""
 
 
-def unwritten(call: Callable[[], Iterable[Tensor]], attempts: int = 24) -> int:
-    """How many elements of the outputs the call leaves unwritten. Finite inputs must give finite outputs."""
-    first = _non_empty(call)
-    kept = [first]  # alive, so that memory freed long ago is used up and the prepared memory's turn comes
-    found: dict[int, int] = {}  # unwritten elements of those outputs that did lie in prepared memory
-    for attempt in range(attempts):
-        prepared = _fill_and_free(first)
-        outputs = _non_empty(call)
-        for k, out in enumerate(outputs):
-            if any(begin <= out.data_ptr() < end for begin, end in prepared):
-                found[k] = max(found.get(k, 0), int(out.isnan().sum()))
-        if len(found) == len(first):
-            return sum(found.values())
+def unwritten(call: Callable[[], Iterable[Tensor]]) -> int:
+    """How many elements of an output the call leaves unwritten, at most."""
+    first = _non_empty(call())
+    if any(out.is_cpu for out in first) and (found := _by_c_library(call, first)) is not None:
+        return found
+    return _by_recycling(call, first)
+
+
+def _by_c_library(call: Callable[[], Iterable[Tensor]], like: list[Tensor], rounds: int = 20) -> int | None:
+    """None if the C library does not fill memory.
+
+    Small pieces that were freed before come back unfilled, a few of each size: hence rounds that keep what they got.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return None
+    probes: list[Tensor] = []
+    outputs: list[Tensor] = []
+    for _ in range(rounds):
+        mallopt(_M_PERTURB, BYTE ^ 0xFF)  # new memory is filled with the complement
+        try:
+            probes += [torch.empty_like(out) for out in like]
+            outputs += _non_empty(call())
+        finally:
+            mallopt(_M_PERTURB, 0)
+    full = sum(_untouched(probe) == probe.numel() for probe in probes)
+    return max(_untouched(out) for out in outputs) if 2 * full > len(probes) else None
+
+
+def _by_recycling(call: Callable[[], Iterable[Tensor]], like: list[Tensor], attempts: int = 20) -> int:
+    kept = []  # alive, so that memory freed long ago is used up and the prepared memory's turn comes
+    for _ in range(attempts):
+        pieces = [torch.full((-(-out.nbytes // 8),), _WORD, dtype=torch.int64, device=out.device) for out in like * 4]
+        ranges = [(piece.data_ptr(), piece.data_ptr() + piece.nbytes) for piece in pieces]
+        del pieces
+        outputs = _non_empty(call())
+        if all(any(begin <= out.data_ptr() < end for begin, end in ranges) for out in outputs):
+            return sum(map(_untouched, outputs))
         kept.append(outputs)
-        kept += [[torch.empty_like(out) for out in first] for _ in range(2 ** min(attempt, 12))]
-    raise NotPoisonedError("the allocator does not hand out freed memory again; nothing is proved")
+    raise NotPoisonedError("the allocator neither fills memory nor hands out freed memory again")
 
 
-def _non_empty(call: Callable[[], Iterable[Tensor]]) -> list[Tensor]:
-    return [out for out in call() if out.numel()]
+def _non_empty(outputs: Iterable[Tensor]) -> list[Tensor]:
+    return [out for out in outputs if out.numel()]
 
 
-def _fill_and_free(like: list[Tensor]) -> list[tuple[int, int]]:
-    """The address ranges of memory that is full of NaN and free, pieces of each tensor's size among it."""
-    sizes = [(out.numel() * out.element_size(), out.device) for out in like]
-    sizes += [(LARGE, device) for device in {out.device for out in like}]
-    # Filled at their very size and freed only together: else one piece would be filled many times.
-    pieces = [torch.full((n,), NAN_BYTE, dtype=torch.uint8, device=device) for n, device in sizes * COPIES]
-    return [(piece.data_ptr(), piece.data_ptr() + piece.numel()) for piece in pieces]
+def _untouched(out: Tensor) -> int:
+    """The elements all of whose bytes are the prepared one."""
+    rows = out.contiguous().view(-1).view(torch.uint8).view(-1, out.element_size())
+    return int((rows == BYTE).all(1).sum())

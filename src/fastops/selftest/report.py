@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .. import capabilities
+from .checks import NOT_CHECKED
 from .runner import Result
 
 DETAIL_WIDTH = 400
@@ -67,6 +68,7 @@ def summary(results: Sequence[Result], seconds: float) -> str:
         lines.append(failure(first))
         if others:
             lines.append(f"       also on {', '.join(f'{r.path} {r.dtype}' for r in others)}")
+    lines += dict.fromkeys(f"{r.check}: {r.detail}" for r in results if r.detail.startswith(NOT_CHECKED))
     failed = sum(map(len, groups.values()))
     ops, paths = len({r.op for r in results}), ", ".join(dict.fromkeys(r.path for r in results))
     versions = ", ".join(f"{name} {version}" for name, version in environment()["versions"].items())

@@ -1,0 +1,54 @@
+"""Runs every kernel on the GPU over sizes and dtypes, and nothing of anyone else's, for compute-sanitizer to watch::
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 python tools/sanitize.py
+    compute-sanitizer --tool racecheck --error-exitcode 1 python tools/sanitize.py
+    compute-sanitizer --tool initcheck --error-exitcode 1 python tools/sanitize.py
+
+No GEMMs: racecheck has been seen to fail inside cuBLAS. Values are the selftest's affair.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from fastops.cases import CASES, Make, misaligned
+
+# Rows shared by a block's warps, blocks that walk over several rows; columns below and above each kernel's reach.
+SIZES = (
+    (1, 1),
+    (3, 7),
+    (5, 64),
+    (1100, 40),
+    (37, 769),
+    (9, 1024),
+    (2000, 136),
+    (5, 4097),
+    (3, 8192),
+    (3, 16392),
+    (17, 40000),
+)
+
+
+def main() -> int:
+    if not torch.cuda.is_available():
+        print("needs a CUDA GPU", file=sys.stderr)
+        return 2
+    calls = 0
+    for case in CASES:
+        for dtype in case.dtypes:
+            for rows, n in SIZES:
+                for call in case.raw(Make("cuda", dtype), rows, n):
+                    shifted = tuple(misaligned(x) if isinstance(x, torch.Tensor) else x for x in call.args)
+                    for variant in (call, call.with_args(shifted)):
+                        variant()
+                        calls += 1
+
+    torch.cuda.synchronize()
+    print(f"{calls} calls of {len(CASES)} ops on {torch.cuda.get_device_name()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
