@@ -8,7 +8,7 @@ struct Axpby {
   double alpha, beta;
   template <class A>
   __device__ A operator()(A x, A y) const {
-    return A(alpha) * x + A(beta) * y;
+    return device::product(A(alpha), x) + device::product(A(beta), y);  // fused, x - x would not be 0
   }
 };
 

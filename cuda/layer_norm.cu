@@ -464,10 +464,12 @@ int layer_norm(const LayerNormForward& a, void* stream_handle) {
   });
 }
 
-int64_t layer_norm_backward_chunks(const LayerNormBackward& a) {
+void layer_norm_backward_plan(LayerNormBackward& a) {
   const Plan plan = backward_plan(ceil_div(a.n * size_of(a.dtype), 16));
-  if (plan.groups != 0) return backward_blocks(a, plan);
-  return std::clamp<int64_t>(8 * multiprocessors() / column_tiles(a), 1, ceil_div(a.rows, kColumnWarps));
+  const bool fits = plan.groups != 0;
+  a.chunks = fits ? backward_blocks(a, plan)
+                  : std::clamp<int64_t>(8 * multiprocessors() / column_tiles(a), 1, ceil_div(a.rows, kColumnWarps));
+  a.scratch = fits ? 0 : a.rows;
 }
 
 int layer_norm_backward(const LayerNormBackward& a, void* stream_handle) {

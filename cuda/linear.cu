@@ -27,7 +27,7 @@ __device__ A differentiate(A grad, A s) {
   if constexpr (act == Activation::gelu) return grad * (device::normal_cdf(s) + s * device::normal_pdf(s));
   if constexpr (act == Activation::silu) {
     A y = device::sigmoid(s);
-    return grad * y * (1 + s * (1 - y));
+    return grad * y * (1 + s * device::sigmoid(-s));
   }
   return grad;
 }
@@ -55,63 +55,61 @@ constexpr int kThreads = 256;
 template <class T, class P, int V, Activation act>
 __global__ void __launch_bounds__(kThreads) epilogue_kernel(LinearEpilogue a) {
   using A = accumulate_t<T>;
-  const int64_t column = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * V;
-  if (column >= a.n) return;
-  A bias[V] = {};
-  if (a.bias) {
-    accumulate_t<P> b[V];
-    device::load<true, V>(static_cast<const P*>(a.bias) + column, V, b);
+  const int64_t tile = static_cast<int64_t>(blockDim.x) * V;
+  for (int64_t column = blockIdx.y * tile + threadIdx.x * V; column < a.n; column += gridDim.y * tile) {
+    accumulate_t<P> bias[V] = {};
+    if (a.bias) device::load<true, V>(static_cast<const P*>(a.bias) + column, V, bias);
+    const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
+    for (int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; row < a.rows; row += step) {
+      A u[V];
+      device::load<true, V>(static_cast<const T*>(a.input) + row * a.n + column, V, u);
 #pragma unroll
-    for (int k = 0; k < V; ++k) bias[k] = b[k];
-  }
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; row < a.rows; row += step) {
-    A u[V];
-    device::load<true, V>(static_cast<const T*>(a.input) + row * a.n + column, V, u);
-#pragma unroll
-    for (int k = 0; k < V; ++k) u[k] = activate<act>(u[k] + bias[k]);
-    device::store<true, V>(static_cast<T*>(a.output) + row * a.n + column, V, u);
+      for (int k = 0; k < V; ++k) u[k] = activate<act>(u[k] + A(bias[k]));
+      device::store<true, V>(static_cast<T*>(a.output) + row * a.n + column, V, u);
+    }
   }
 }
 
 template <class T, class P, int V, Activation act>
 __global__ void __launch_bounds__(kThreads) epilogue_backward_kernel(LinearEpilogueBackward a) {
   using A = accumulate_t<T>;
+  constexpr bool kFromInput = act == Activation::gelu || act == Activation::silu;
   __shared__ A parts[kThreads * V];
-  const int64_t column = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * V;
-  A bias[V] = {}, sum[V] = {};
-  if (column < a.n) {
-    if (a.bias && (act == Activation::gelu || act == Activation::silu)) {
-      accumulate_t<P> b[V];
-      device::load<true, V>(static_cast<const P*>(a.bias) + column, V, b);
-#pragma unroll
-      for (int k = 0; k < V; ++k) bias[k] = b[k];
-    }
+  const int64_t tile = static_cast<int64_t>(blockDim.x) * V;
+  // By the block's first column, so that all its threads take part in each barrier.
+  for (int64_t first = blockIdx.y * tile; first < a.n; first += gridDim.y * tile) {
+    const int64_t column = first + threadIdx.x * V;
+    const bool inside = column < a.n;
+    accumulate_t<P> bias[V] = {};
+    A sum[V] = {};
+    if (kFromInput && a.bias && inside) device::load<true, V>(static_cast<const P*>(a.bias) + column, V, bias);
     const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
-    for (int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; row < a.rows; row += step) {
+    for (int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; inside && row < a.rows;
+         row += step) {
       A grad[V], saved[V] = {};
       device::load<true, V>(static_cast<const T*>(a.grad) + row * a.n + column, V, grad);
       if constexpr (act != Activation::none)
         device::load<true, V>(static_cast<const T*>(a.saved) + row * a.n + column, V, saved);
 #pragma unroll
       for (int k = 0; k < V; ++k) {
-        grad[k] = differentiate<act>(grad[k], saved[k] + bias[k]);
+        grad[k] = differentiate<act>(grad[k], saved[k] + A(bias[k]));
         sum[k] += grad[k];
       }
       device::store<true, V>(static_cast<T*>(a.grad_input) + row * a.n + column, V, grad);
     }
+    if (!a.partial) continue;
+    __syncthreads();  // the tile before this one has been read
+#pragma unroll
+    for (int k = 0; k < V; ++k) parts[(threadIdx.y * blockDim.x + threadIdx.x) * V + k] = sum[k];
+    __syncthreads();
+    if (threadIdx.y != 0 || !inside) continue;
+    for (int y = 1; y < blockDim.y; ++y)
+#pragma unroll
+      for (int k = 0; k < V; ++k) sum[k] += parts[(y * blockDim.x + threadIdx.x) * V + k];
+    A* partial = static_cast<A*>(a.partial) + blockIdx.x * a.n + column;
+#pragma unroll
+    for (int k = 0; k < V; ++k) partial[k] = sum[k];
   }
-  if (!a.partial) return;
-#pragma unroll
-  for (int k = 0; k < V; ++k) parts[(threadIdx.y * blockDim.x + threadIdx.x) * V + k] = sum[k];
-  __syncthreads();
-  if (threadIdx.y != 0 || column >= a.n) return;
-  for (int y = 1; y < blockDim.y; ++y)
-#pragma unroll
-    for (int k = 0; k < V; ++k) sum[k] += parts[(y * blockDim.x + threadIdx.x) * V + k];
-  A* partial = static_cast<A*>(a.partial) + blockIdx.x * a.n + column;
-#pragma unroll
-  for (int k = 0; k < V; ++k) partial[k] = sum[k];
 }
 
 struct Geometry {
@@ -128,7 +126,7 @@ Geometry geometry(int64_t rows, int64_t n, bool aligned, int64_t rows_a_thread, 
   unsigned x = 1;
   while (x < groups && x < kThreads) x *= 2;
   g.threads = dim3(x, kThreads / x);
-  const unsigned tiles = static_cast<unsigned>(ceil_div(groups, x));
+  const unsigned tiles = static_cast<unsigned>(std::min<int64_t>(ceil_div(groups, x), 65535));
   const int64_t wanted = ceil_div(rows, g.threads.y * rows_a_thread);
   const int64_t most = std::max<int64_t>(1, most_blocks / tiles);
   g.blocks = dim3(static_cast<unsigned>(std::min(wanted, most)), tiles);

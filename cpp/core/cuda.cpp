@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -18,12 +17,12 @@
 namespace fastops::cuda {
 namespace {
 
+#if FASTOPS_CUDA_ENABLED
 constexpr int kMaxDevices = 128;
 
 std::mutex mutex;
 std::array<std::atomic<const Device*>, kMaxDevices> devices{};
 
-#if FASTOPS_CUDA_ENABLED
 const std::vector<int> kCubins = FASTOPS_CUBINS;
 const std::vector<int> kPtx = FASTOPS_PTX;
 
@@ -59,6 +58,16 @@ int highest_group() {
   throw std::invalid_argument("[fastops] FASTOPS_CUDA_ARCH must be one of " + names + ", got '" + forced + "'");
 }
 
+// "sm_90" machine code runs on cards of the same major version and the same or a later minor one; PTX of 90 is compiled
+// by the driver for any later card. Index of the best arch group for a compute capability, or -1.
+int arch_group(int capability) {
+  bool runs = false;
+  for (int arch : kCubins) runs |= arch / 10 == capability / 10 && arch <= capability;
+  for (int arch : kPtx) runs |= arch <= capability;
+  // `generic`, the first group, holds every arch of the list; a group for single archs would come after it.
+  return runs ? 0 : -1;
+}
+
 Device probe(int index) {
   int major = 0, minor = 0;
   cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
@@ -90,14 +99,6 @@ std::vector<std::string> arch_groups() {
 
 #if FASTOPS_CUDA_ENABLED
 
-int arch_group(int capability) {
-  bool runs = false;
-  for (int arch : kCubins) runs |= arch / 10 == capability / 10 && arch <= capability;
-  for (int arch : kPtx) runs |= arch <= capability;
-  // `generic`, the first group, holds every arch of the list; a group for single archs would come after it.
-  return runs ? std::min(0, highest_group()) : -1;
-}
-
 void check_environment() { highest_group(); }
 
 int device_count(std::string* error) {
@@ -120,18 +121,22 @@ const Device& device(int index) {
   return *fresh.release();
 }
 
-Launch::Launch(const char* op, int device_index) : op_(op), device_(device_index) {
-  group_ = device(device_).group;
-  // Our runtime is linked statically and keeps its own idea of the current device, so torch's guard is not enough.
-  check(cudaGetDevice(&previous_));
-  if (previous_ != device_) check(cudaSetDevice(device_));
+// torch's guard comes first: it knows which devices have a context and makes none by going back. Ours, since the runtime
+// is linked statically and may have its own idea of the current device.
+Launch::Launch(const char* op, int device_index)
+    : op_(op), device_(device_index), group_(device(device_index).group), guard_(device_index) {
   StreamGetter* getter = stream_getter();
   if (!getter || getter(device_, &stream_) != 0)
     throw std::runtime_error(std::string("[") + op_ + "] cannot get PyTorch's current CUDA stream");
+  int current = -1;
+  check(cudaGetDevice(&current));
+  if (current == device_) return;
+  check(cudaSetDevice(device_));
+  previous_ = current;
 }
 
 Launch::~Launch() {
-  if (previous_ >= 0 && previous_ != device_) cudaSetDevice(previous_);
+  if (previous_ >= 0) cudaSetDevice(previous_);
 }
 
 void Launch::check(int error) const {
@@ -143,7 +148,6 @@ void Launch::check(int error) const {
 
 #else  // a CPU-only build: nothing below is reached by an op
 
-int arch_group(int) { return -1; }
 void check_environment() {
   if (const char* forced = std::getenv("FASTOPS_CUDA_ARCH"); forced && *forced)
     throw std::invalid_argument(std::string("[fastops] FASTOPS_CUDA_ARCH must be unset, since this build has no CUDA "
@@ -158,7 +162,7 @@ const Device& device(int) {
   static const Device none{-1, 0, "this build has no CUDA kernels"};
   return none;
 }
-Launch::Launch(const char* op, int device_index) : op_(op), device_(device_index) {}
+Launch::Launch(const char* op, int device_index) : op_(op), device_(device_index), guard_(device_index) {}
 Launch::~Launch() = default;
 void Launch::check(int) const {}
 

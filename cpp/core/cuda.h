@@ -1,15 +1,13 @@
 #pragma once
 // The CUDA edge: which cards the binary has code for, and the guard and stream of a launch.
+#include <torch/csrc/stable/accelerator.h>
+
 #include <string>
 #include <vector>
 
 #include "fastops_build.h"
 
 namespace fastops::cuda {
-
-// "sm_90" machine code runs on cards of the same major version and the same or a later minor one; PTX of 90 is compiled
-// by the driver for any later card. Index of the best arch group for a compute capability (10 * major + minor), or -1.
-int arch_group(int capability);
 
 struct Device {
   int group;           // index into the arch groups in use, or -1: no code for this card
@@ -39,6 +37,7 @@ class Launch {
  private:
   const char* op_;
   int device_, previous_ = -1, group_ = 0;
+  torch::stable::accelerator::DeviceGuard guard_;
   void* stream_ = nullptr;
 };
 

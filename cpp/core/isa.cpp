@@ -26,6 +26,8 @@ const char* missing_feature([[maybe_unused]] const std::string& level) {
   FASTOPS_NEED("f16c");
   FASTOPS_NEED("bmi");
   FASTOPS_NEED("bmi2");
+  FASTOPS_NEED("lzcnt");
+  FASTOPS_NEED("movbe");
   if (level == "avx2") return "";
   FASTOPS_NEED("avx512f");
   FASTOPS_NEED("avx512bw");

@@ -20,7 +20,8 @@ struct Pointwise {
   void* data[kMaxOperands];                 // outputs first; inputs are only read
   double scalars[kMaxScalars];
 
-  bool is_contiguous() const {
+  // Inlined wherever it is used: a copy compiled for AVX-512 must not be the one that others call.
+  __attribute__((always_inline)) bool is_contiguous() const {
     if (ndim > 1) return false;
     for (int k = 0; ndim == 1 && k < operands; ++k)
       if (strides[k][0] != 1) return false;

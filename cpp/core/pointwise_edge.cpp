@@ -55,18 +55,14 @@ int64_t numel_of(Shape sizes) {
   return numel;
 }
 
-}  // namespace
-
-namespace {
-
-// Fills in the index space. False if more than kMaxDims dimensions remain.
-bool describe(const Operand* operands, int count, Pointwise& p) {
+// Fills in the index space; `dense`: the first operand is. False if more than kMaxDims dimensions remain.
+bool describe(const Operand* operands, int count, bool dense, Pointwise& p) {
   p.operands = count;
   p.numel = numel_of(operands[0].sizes);
   for (int k = 0; k < count; ++k) p.data[k] = operands[k].data;
 
-  // The first operand is dense, so operands of its very layout are one contiguous run each.
-  bool alike = true;
+  // Operands of a dense one's very layout are one contiguous run each.
+  bool alike = dense;
   for (int k = 1; alike && k < count; ++k)
     alike = same_shape(operands[0].sizes, operands[k].sizes) && same_shape(operands[0].strides, operands[k].strides);
   if (!alike) return merge_dims(operands, count, p);
@@ -81,7 +77,7 @@ bool describe(const Operand* operands, int count, Pointwise& p) {
 void run_pointwise(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype,
                    const Operand* operands, int count, std::array<double, kMaxScalars> scalars) {
   Pointwise p;
-  FASTOPS_CHECK(describe(operands, count, p), op, "at most ", kMaxDims,
+  FASTOPS_CHECK(describe(operands, count, false, p), op, "at most ", kMaxDims,
                 " dimensions that do not merge are supported, got ", text_of(operands[0].sizes));
   std::copy(scalars.begin(), scalars.end(), p.scalars);
   if (p.numel > 0) launch(op, kernels, device_of, dtype, p);
@@ -97,7 +93,7 @@ void run_pointwise(const char* op, PointwiseKernels kernels, std::initializer_li
   const DType dtype = *dtype_of(first);
   Pointwise p;
   std::copy(scalars.begin(), scalars.end(), p.scalars);
-  if (describe(operands, count, p)) {
+  if (describe(operands, count, true, p)) {
     if (p.numel > 0) launch(op, kernels, first, dtype, p);
     return;
   }
@@ -115,8 +111,7 @@ void run_pointwise(const char* op, PointwiseKernels kernels, std::initializer_li
   run_pointwise(op, kernels, first, dtype, operands, count, scalars);
   int k = 0;
   for (const Tensor& t : outputs) {
-    Tensor to = t;
-    torch::stable::copy_(to, copies[k++]);
+    call<Tensor>("aten::copy_", t, copies[k++], false);
   }
 }
 
@@ -132,19 +127,6 @@ Tensor unary_backward(const char* op, PointwiseKernels kernels, const Tensor& gr
   Tensor grad_input = allocate_like(saved);
   run_pointwise(op, kernels, {grad_input}, {grad, saved});
   return grad_input;
-}
-
-void check_same_kind(const char* op, const char* name, const Tensor& tensor, const char* like_name,
-                     const Tensor& like) {
-  check_same_device(op, name, tensor, like_name, like);
-  FASTOPS_CHECK(tensor.scalar_type() == like.scalar_type(), op, name, " must have ", like_name, "'s dtype ",
-                text_of(like.scalar_type()), ", got ", text_of(tensor.scalar_type()));
-}
-
-void check_alike(const char* op, const char* name, const Tensor& tensor, const char* like_name, const Tensor& like) {
-  check_same_kind(op, name, tensor, like_name, like);
-  FASTOPS_CHECK(same_shape(tensor.sizes(), like.sizes()), op, name, " must have ", like_name, "'s shape ",
-                text_of(like.sizes()), ", got ", text_of(tensor.sizes()));
 }
 
 std::vector<int64_t> broadcast(const char* op, const char* a_name, Shape a, const char* b_name, Shape b) {

@@ -22,7 +22,7 @@ struct PointwiseKernels {
 void run_pointwise(const char* op, PointwiseKernels kernels, std::initializer_list<Tensor> outputs,
                    std::initializer_list<Tensor> inputs, std::array<double, kMaxScalars> scalars = {});
 
-// The same over memory that no tensor describes, such as a third of the columns of one.
+// The same over memory that no tensor describes, such as a third of the columns of one; no operand need be dense.
 struct Operand {
   void* data;
   Shape sizes, strides;
@@ -35,10 +35,6 @@ Tensor unary(const char* op, PointwiseKernels kernels, const Tensor& input);
 // grad_input = f(grad, saved) in saved's layout; grad has saved's shape and dtype, any strides.
 Tensor unary_backward(const char* op, PointwiseKernels kernels, const Tensor& grad, const char* saved_name,
                       const Tensor& saved);
-
-// `tensor` must have `like`'s dtype, device and, for check_alike, shape.
-void check_same_kind(const char* op, const char* name, const Tensor& tensor, const char* like_name, const Tensor& like);
-void check_alike(const char* op, const char* name, const Tensor& tensor, const char* like_name, const Tensor& like);
 
 // The shape that two shapes broadcast to.
 std::vector<int64_t> broadcast(const char* op, const char* a_name, Shape a, const char* b_name, Shape b);

@@ -23,7 +23,7 @@ Rows as_rows(const Tensor& tensor, int64_t dims) {
     }
     count *= sizes[d];
   }
-  if (!fits && n * count > 0) return {torch::stable::contiguous(tensor), count, n, n};
+  if (!fits && n * count > 0) return {as_contiguous(tensor), count, n, n};
   return {tensor, count, n, stride < 0 ? n : stride};
 }
 
@@ -58,11 +58,12 @@ void sum_columns(const char* op, const Tensor& device_of, const ColumnSum* sums,
     launch.check(column_sum_cuda[launch.group()](sums, count, launch.stream()));
     return;
   }
+  ColumnSumCpuKernel* kernel = column_sum_cpu[isa()];
   for (int k = 0; k < count; ++k) {
     const ColumnSum& s = sums[k];
     // Whole blocks of 64 columns, so that tasks do not share cache lines.
     run_on_threads((s.n + 63) / 64, 64 * size_of(s.accumulate) * s.chunks,
-                   [&](int64_t begin, int64_t end) { column_sum_cpu[isa()](s, begin * 64, std::min(end * 64, s.n)); });
+                   [&](int64_t begin, int64_t end) { kernel(s, begin * 64, std::min(end * 64, s.n)); });
   }
 }
 

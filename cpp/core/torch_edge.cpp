@@ -1,5 +1,7 @@
 #include "core/torch_edge.h"
 
+#include <dlfcn.h>
+
 #include <cstring>
 
 namespace fastops {
@@ -39,6 +41,18 @@ ScalarType scalar_type(DType dtype) {
   return types[static_cast<int>(dtype)];
 }
 
+void check_torch(const char* what, AOTITorchError code) {
+  if (code == TORCH_SUCCESS) return;
+  // From 2.13 on; before that, torch prints the message to stderr and keeps it to itself.
+  using What = const char*();
+  static What* const get = reinterpret_cast<What*>(dlsym(RTLD_DEFAULT, "torch_exception_get_what_without_backtrace"));
+  static What* const loaded = get ? get : [] {
+    void* library = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
+    return library ? reinterpret_cast<What*>(dlsym(library, "torch_exception_get_what_without_backtrace")) : nullptr;
+  }();
+  fail("fastops", what, " failed in PyTorch", loaded ? ": " : "; its message is on stderr", loaded ? loaded() : "");
+}
+
 bool kernels_take(const Tensor& tensor) {
   if (!dtype_of(tensor)) return false;
   return !tensor.is_cuda() || cuda::device(tensor.get_device_index()).group >= 0;
@@ -54,14 +68,28 @@ void check_same_device(const char* op, const char* name, const Tensor& tensor, c
                 op, name, " must be on ", first_name, "'s device ", text(first), ", got ", text(tensor));
 }
 
+void check_same_kind(const char* op, const char* name, const Tensor& tensor, const char* like_name,
+                     const Tensor& like) {
+  check_same_device(op, name, tensor, like_name, like);
+  FASTOPS_CHECK(tensor.scalar_type() == like.scalar_type(), op, name, " must have ", like_name, "'s dtype ",
+                text_of(like.scalar_type()), ", got ", text_of(tensor.scalar_type()));
+}
+
+void check_alike(const char* op, const char* name, const Tensor& tensor, const char* like_name, const Tensor& like) {
+  check_same_kind(op, name, tensor, like_name, like);
+  FASTOPS_CHECK(same_shape(tensor.sizes(), like.sizes()), op, name, " must have ", like_name, "'s shape ",
+                text_of(like.sizes()), ", got ", text_of(tensor.sizes()));
+}
+
 namespace {
 
 Tensor empty_strided(Shape sizes, const int64_t* strides, const Tensor& device_of, int32_t dtype) {
   int32_t device_type = 0;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(device_of.get(), &device_type));
   AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides,
-                                                         dtype, device_type, device_of.get_device_index(), &handle));
+  check_torch("aten::empty_strided",
+              aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides, dtype, device_type,
+                                       device_of.get_device_index(), &handle));
   return Tensor(handle);
 }
 
@@ -83,13 +111,7 @@ Tensor allocate_like(const Tensor& like) {
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
     return empty_strided(like.sizes(), like.strides().data(), like, dtype);
   }
-  return torch::stable::empty_like(like);
-}
-
-Tensor allocate_like(const Tensor& like, DType dtype) {
-  if (like.is_contiguous()) return empty_strided(like.sizes(), like.strides().data(), like, torch_dtype(dtype));
-  return call<Tensor>("aten::empty_like", like, std::optional<ScalarType>(scalar_type(dtype)), std::nullopt,
-                      std::nullopt, std::nullopt, std::nullopt);
+  return call<Tensor>("aten::empty_like", like, std::nullopt, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
 }
 
 Tensor allocate(Shape sizes, const Tensor& device_of, DType dtype) {
@@ -103,11 +125,16 @@ Tensor allocate(Shape sizes, const Tensor& device_of, DType dtype) {
 }
 
 Tensor as_contiguous(const Tensor& tensor) {
-  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+  if (tensor.is_contiguous()) return tensor;
+  return call<Tensor>("aten::contiguous", tensor, torch::headeronly::MemoryFormat::Contiguous);
 }
 
 Tensor to_dtype(const Tensor& tensor, DType dtype) {
-  return tensor.scalar_type() == scalar_type(dtype) ? tensor : torch::stable::to(tensor, scalar_type(dtype));
+  if (tensor.scalar_type() == scalar_type(dtype)) return tensor;
+  return call<Tensor>("aten::_to_copy", tensor, std::optional(scalar_type(dtype)), std::nullopt, std::nullopt,
+                      std::nullopt, false, std::nullopt);
 }
+
+void fill_zero(const Tensor& tensor) { call<Tensor>("aten::zero_", tensor); }
 
 }  // namespace fastops

@@ -54,19 +54,24 @@ inline DType accumulate_type(DType dtype) { return dtype == DType::f64 ? DType::
 // Whether our kernels take this tensor: a dtype of theirs, on the CPU or on a card that the binary has code for.
 bool kernels_take(const Tensor& tensor);
 
-// Every operand must be on the first one's device.
+// `tensor` must be on `first`'s device; have its dtype as well; have its shape too.
 void check_same_device(const char* op, const char* name, const Tensor& tensor, const char* first_name,
                        const Tensor& first);
+void check_same_kind(const char* op, const char* name, const Tensor& tensor, const char* like_name, const Tensor& like);
+void check_alike(const char* op, const char* name, const Tensor& tensor, const char* like_name, const Tensor& like);
 
 // Uninitialised, dense. allocate_like follows torch.empty_like: a dense tensor's strides are kept.
 Tensor allocate_like(const Tensor& like);
-Tensor allocate_like(const Tensor& like, DType dtype);
 Tensor allocate(Shape sizes, const Tensor& device_of, DType dtype);
 inline Tensor nothing(const Tensor& device_of, DType dtype) {
   return allocate(std::array<int64_t, 1>{0}, device_of, dtype);
 }
 Tensor as_contiguous(const Tensor& tensor);
 Tensor to_dtype(const Tensor& tensor, DType dtype);
+void fill_zero(const Tensor& tensor);
+
+// Throws with torch's own message, where this torch hands it out, if `code` is not success.
+void check_torch(const char* what, AOTITorchError code);
 
 // Calls an op through the dispatcher.
 template <class Result, class... Args>
@@ -75,13 +80,13 @@ Result call(const char* op, const Args&... args) {
   if constexpr (requires { std::tuple_size<Result>::value; }) {
     constexpr size_t results = std::tuple_size_v<Result>;
     std::array<StableIValue, (sizeof...(Args) > results ? sizeof...(Args) : results)> stack{detail::from(args)...};
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
+    check_torch(op, torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
     return [&]<size_t... K>(std::index_sequence<K...>) {
       return Result{detail::to<std::tuple_element_t<K, Result>>(stack[K])...};
     }(std::make_index_sequence<results>{});
   } else {
     std::array<StableIValue, sizeof...(Args)> stack{detail::from(args)...};
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
+    check_torch(op, torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
     return detail::to<Result>(stack[0]);
   }
 }

@@ -5,7 +5,7 @@ namespace fastops::FASTOPS_ISA {
 
 void axpby(DType dtype, const Pointwise& p, int64_t begin, int64_t end) {
   pointwise<2>(dtype, p, begin, end, [alpha = p.scalars[0], beta = p.scalars[1]](auto x, auto y) {
-    return like(x, alpha) * x + like(y, beta) * y;
+    return product(like(x, alpha), x) + product(like(y, beta), y);  // fused, x - x would not be 0
   });
 }
 

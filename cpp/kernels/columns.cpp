@@ -14,9 +14,9 @@ void column_sum(const ColumnSum& s, int64_t begin, int64_t end) {
     T* result = static_cast<T*>(s.result);
     for (int64_t j = begin; j < end; j += W) {
       const int64_t count = end - j < W ? end - j : W;
-      auto total = load_first(partial + j, count);
-      for (int64_t c = 1; c < s.chunks; ++c) total += load_first(partial + c * s.stride + j, count);
-      store_first(result + j, count, total);
+      auto total = load_some(partial + j, count);
+      for (int64_t c = 1; c < s.chunks; ++c) total += load_some(partial + c * s.stride + j, count);
+      store_some(result + j, count, total);
     }
   });
 }

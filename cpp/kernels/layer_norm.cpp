@@ -82,6 +82,7 @@ void forward_row(const LayerNormForward& a, int64_t row) {
 }
 
 // With g = grad·weight and h = (x - mean)·rstd:
+// (g a rounded product in both places: a fused one would differ from its own mean in rows of one)
 //   grad_input = rstd·(g - mean(g) - h·mean(g·h)),   grad_weight = sum over rows of grad·h,   grad_bias = of grad
 template <class T, class P>
 void backward_row(const LayerNormBackward& a, int64_t row, accumulate_t<T>* weight_sum, accumulate_t<T>* bias_sum) {
@@ -97,7 +98,7 @@ void backward_row(const LayerNormBackward& a, int64_t row, accumulate_t<T>* weig
   auto s = sum_row<T, 3>(n, [&](int64_t i, int64_t count, auto* s) {
     auto h = keep_first(load_some(x + i, count) - mean, count);
     auto g = load_some(grad + i, count);
-    if (weight) g *= load_some(weight + i, count);
+    if (weight) g = product(g, load_some(weight + i, count));
     s[0] = h;
     s[1] = g;
     s[2] = g * h;
@@ -113,7 +114,7 @@ void backward_row(const LayerNormBackward& a, int64_t row, accumulate_t<T>* weig
     if (weight_sum) store_some(weight_sum + i, count, load_some(weight_sum + i, count) + g * h);
     if (bias_sum) store_some(bias_sum + i, count, load_some(bias_sum + i, count) + g);
     if (!a.grad_input) continue;
-    if (weight) g *= load_some(weight + i, count);
+    if (weight) g = product(g, load_some(weight + i, count));
     store_some(grad_input + i, count, (g - mean_g - h * mean_gh) * rstd);
   }
 }

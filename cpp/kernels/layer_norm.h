@@ -29,15 +29,15 @@ struct LayerNormBackward {
   const void* rstd;
   const void* weight;  // null: 1
   void* grad_input;    // null: not asked for
-  void* partial;       // [chunks, 2, n] sums for weight and bias, then [rows] of scratch; null: neither asked for
-  int64_t chunks;
+  void* partial;       // [chunks, 2, n] sums for weight and bias, then [scratch]; null: neither asked for
+  int64_t chunks, scratch;
 };
 
 using LayerNormForwardCpu = void(const LayerNormForward&, int64_t row_begin, int64_t row_end);
 using LayerNormBackwardCpu = void(const LayerNormBackward&, int64_t chunk_begin, int64_t chunk_end);
 using LayerNormForwardCuda = int(const LayerNormForward&, void* stream);
 using LayerNormBackwardCuda = int(const LayerNormBackward&, void* stream);
-// How many chunks of rows the CUDA backward makes on the current device.
-using LayerNormChunksCuda = int64_t(const LayerNormBackward&);
+// Sets how many chunks of rows the CUDA backward makes on the current device, and the scratch it needs.
+using LayerNormPlanCuda = void(LayerNormBackward&);
 
 }  // namespace fastops

@@ -27,7 +27,7 @@ FASTOPS_INLINE V derivative(V s) {
   }
   if constexpr (act == Activation::silu) {
     auto y = sigmoid(s);
-    return y * (1 + s * (1 - y));
+    return y * (1 + s * sigmoid(-s));
   }
   return like(s, 1);
 }
@@ -52,11 +52,12 @@ template <class T, class P, Activation act>
 void epilogue_rows(const LinearEpilogue& a, int64_t row_begin, int64_t row_end) {
   constexpr int W = simd<accumulate_t<T>>::size;
   const P* bias = static_cast<const P*>(a.bias);
-  for (int64_t row = row_begin; row < row_end; ++row) {
+  const int64_t n = bias ? a.n : (row_end - row_begin) * a.n;  // without bias all rows are one
+  for (int64_t row = row_begin; row < (bias ? row_end : row_begin + 1); ++row) {
     const T* x = static_cast<const T*>(a.input) + row * a.n;
     T* y = static_cast<T*>(a.output) + row * a.n;
-    for (int64_t i = 0; i < a.n; i += W) {
-      const int64_t count = a.n - i < W ? a.n - i : W;
+    for (int64_t i = 0; i < n; i += W) {
+      const int64_t count = n - i < W ? n - i : W;
       auto u = load_some(x + i, count);
       if (bias) u += load_some(bias + i, count);
       store_some(y + i, count, activate<act>(u));

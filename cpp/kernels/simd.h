@@ -47,7 +47,6 @@ template <>
 struct simd<double> {
   static constexpr int size = FASTOPS_VECTOR_BYTES / 8;
   typedef double vec __attribute__((vector_size(FASTOPS_VECTOR_BYTES)));
-  typedef int64_t ints __attribute__((vector_size(FASTOPS_VECTOR_BYTES)));
 };
 
 using vf32 = simd<float>::vec;
@@ -86,10 +85,12 @@ FASTOPS_INLINE vf32 widen(simd<float>::half_bits h) {
   using S = simd<float>;
   S::bits w = __builtin_convertvector(h, S::bits);
   S::bits sign = (w & 0x8000u) << 16;
-  // Exponent and mantissa in place, then the difference of the biases as a product, which is exact for denormals too.
-  vf32 magnitude = (vf32)((w & 0x7fffu) << 13) * 0x1p112f;
-  S::bits bits = (S::bits)magnitude;
-  bits = ((w & 0x7c00u) == 0x7c00u) ? (bits | 0x7f800000u) : bits;
+  S::bits magnitude = (w & 0x7fffu) << 13;
+  S::bits bits = magnitude + (112u << 23);  // the difference of the exponents' biases
+  // Denormals through a normal number, so that they survive a flush-denormals mode.
+  S::bits denormal = (S::bits)((vf32)(magnitude | 0x38800000u) - 0x1p-14f);
+  bits = ((w & 0x7c00u) == 0u) ? denormal : bits;
+  bits = ((w & 0x7c00u) == 0x7c00u) ? (magnitude | 0x7f800000u) : bits;
   return (vf32)(bits | sign);
 }
 
@@ -132,11 +133,11 @@ FASTOPS_INLINE void store(bf16* p, vf32 v) {
 template <class T>
 using vec_t = typename simd<accumulate_t<T>>::vec;
 
-// The first n lanes; the others are zero.
+// The first n lanes; the others are zero. Loops, not memcpy, whose call costs more than a short row.
 template <class T>
 FASTOPS_INLINE vec_t<T> load_first(const T* p, int64_t n) {
   T lanes[simd<accumulate_t<T>>::size] = {};
-  __builtin_memcpy(lanes, p, n * sizeof(T));
+  for (int64_t k = 0; k < n; ++k) lanes[k] = p[k];
   return load(lanes);
 }
 
@@ -144,7 +145,7 @@ template <class T>
 FASTOPS_INLINE void store_first(T* p, int64_t n, vec_t<T> v) {
   T lanes[simd<accumulate_t<T>>::size];
   store(lanes, v);
-  __builtin_memcpy(p, lanes, n * sizeof(T));
+  for (int64_t k = 0; k < n; ++k) p[k] = lanes[k];
 }
 
 // A whole vector, or the first `count` lanes at the end of a row.
@@ -178,17 +179,16 @@ FASTOPS_INLINE V like(V, double value) {
   return V{} + static_cast<decltype(V{}[0] + V{}[0])>(value);
 }
 
-template <class T>
-FASTOPS_INLINE accumulate_t<T> load_one(const T* p) {
-  return load_first(p, 1)[0];
-}
-template <>
-FASTOPS_INLINE float load_one(const float* p) {
-  return *p;
-}
-template <>
-FASTOPS_INLINE double load_one(const double* p) {
-  return *p;
+// a·b rounded, never fused into an addition that follows.
+template <class V>
+FASTOPS_INLINE V product(V a, V b) {
+  V p = a * b;
+#if defined(__x86_64__)
+  __asm__("" : "+v"(p));
+#elif defined(__aarch64__)
+  __asm__("" : "+w"(p));
+#endif
+  return p;
 }
 
 // Lanes added in a fixed tree.

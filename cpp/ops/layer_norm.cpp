@@ -8,7 +8,7 @@ FASTOPS_CPU_KERNEL(layer_norm, LayerNormForwardCpu);
 FASTOPS_CPU_KERNEL(layer_norm_backward, LayerNormBackwardCpu);
 FASTOPS_CUDA_KERNEL(layer_norm, LayerNormForwardCuda);
 FASTOPS_CUDA_KERNEL(layer_norm_backward, LayerNormBackwardCuda);
-FASTOPS_CUDA_KERNEL(layer_norm_backward_chunks, LayerNormChunksCuda);
+FASTOPS_CUDA_KERNEL(layer_norm_backward_plan, LayerNormPlanCuda);
 
 namespace ops {
 
@@ -36,8 +36,8 @@ Triple layer_norm(const Tensor& input, const std::vector<int64_t>& normalized_sh
   Tensor output = allocate(input.sizes(), input, dtype);
   Tensor mean = allocate(leading, input, stat), rstd = allocate(leading, input, stat);
   if (input.numel() == 0) {
-    torch::stable::zero_(mean);
-    torch::stable::zero_(rstd);
+    fill_zero(mean);
+    fill_zero(rstd);
     return {output, mean, rstd};
   }
 
@@ -59,8 +59,8 @@ Triple layer_norm(const Tensor& input, const std::vector<int64_t>& normalized_sh
     cuda::Launch launch("layer_norm", input.get_device_index());
     launch.check(layer_norm_cuda[launch.group()](a, launch.stream()));
   } else {
-    run_on_threads(a.rows, a.n * size_of(dtype),
-                   [&](int64_t begin, int64_t end) { layer_norm_cpu[isa()](a, begin, end); });
+    LayerNormForwardCpu* kernel = layer_norm_cpu[isa()];
+    run_on_threads(a.rows, a.n * size_of(dtype), [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
   }
   return {output, mean, rstd};
 }
@@ -75,26 +75,25 @@ Triple layer_norm_backward(const Tensor& grad, const Tensor& input, const std::v
                         need_input, need_weight, need_bias);
   const char* op = "layer_norm_backward";
   check(op, input, shape, weight, bias);
-  check_same_device(op, "grad", grad, "input", input);
-  FASTOPS_CHECK(grad.scalar_type() == input.scalar_type(), op, "grad must have input's dtype ",
-                text_of(input.scalar_type()), ", got ", text_of(grad.scalar_type()));
-  FASTOPS_CHECK(same_shape(grad.sizes(), input.sizes()), op, "grad must have input's shape ", text_of(input.sizes()),
-                ", got ", text_of(grad.sizes()));
+  check_alike(op, "grad", grad, "input", input);
   const DType dtype = *dtype_of(input), stat = accumulate_type(dtype);
   const int64_t dims = static_cast<int64_t>(shape.size());
   Shape leading(input.sizes().data(), input.dim() - dims);
-  for (const Tensor* t : {&mean, &rstd})
+  for (const Tensor* t : {&mean, &rstd}) {
+    const char* name = t == &mean ? "mean" : "rstd";
+    check_same_device(op, name, *t, "input", input);
     FASTOPS_CHECK(same_shape(t->sizes(), leading) && t->scalar_type() == scalar_type(stat) && t->is_contiguous(), op,
-                  t == &mean ? "mean" : "rstd", " must be layer_norm's own, contiguous, ", text_of(leading), " ",
-                  text_of(scalar_type(stat)), ", got ", text_of(t->sizes()), " ", text_of(t->scalar_type()));
+                  name, " must be layer_norm's own, contiguous, ", text_of(leading), " ", text_of(scalar_type(stat)),
+                  ", got ", text_of(t->sizes()), " ", text_of(t->scalar_type()));
+  }
 
   const DType weight_dtype = weight ? *dtype_of(*weight) : dtype, bias_dtype = bias ? *dtype_of(*bias) : dtype;
   Tensor grad_input = need_input ? allocate(input.sizes(), input, dtype) : nothing(input, dtype);
   Tensor grad_weight = need_weight ? allocate(shape, input, weight_dtype) : nothing(input, weight_dtype);
   Tensor grad_bias = need_bias ? allocate(shape, input, bias_dtype) : nothing(input, bias_dtype);
   if (input.numel() == 0) {
-    if (need_weight) torch::stable::zero_(grad_weight);
-    if (need_bias) torch::stable::zero_(grad_bias);
+    if (need_weight) fill_zero(grad_weight);
+    if (need_bias) fill_zero(grad_bias);
     return {grad_input, grad_weight, grad_bias};
   }
 
@@ -115,24 +114,26 @@ Triple layer_norm_backward(const Tensor& grad, const Tensor& input, const std::v
   a.grad_input = need_input ? grad_input.mutable_data_ptr() : nullptr;
   a.partial = nullptr;
   a.chunks = cpu_chunks(a.rows);
+  a.scratch = 0;
 
   Tensor partial = nothing(input, stat);
   const bool sums = need_weight || need_bias;
   auto make_partial = [&] {
     if (!sums) return;
-    partial = allocate(std::array<int64_t, 1>{a.chunks * 2 * a.n + a.rows}, input, stat);
+    partial = allocate(std::array<int64_t, 1>{a.chunks * 2 * a.n + a.scratch}, input, stat);
     a.partial = partial.mutable_data_ptr();
   };
   if (input.is_cuda()) {
     cuda::Launch launch(op, input.get_device_index());
-    a.chunks = layer_norm_backward_chunks_cuda[launch.group()](a);
+    layer_norm_backward_plan_cuda[launch.group()](a);
     make_partial();
     launch.check(layer_norm_backward_cuda[launch.group()](a, launch.stream()));
   } else {
     make_partial();
     const int64_t rows_each = (a.rows + a.chunks - 1) / a.chunks;
+    LayerNormBackwardCpu* kernel = layer_norm_backward_cpu[isa()];
     run_on_threads(a.chunks, rows_each * a.n * size_of(dtype),
-                   [&](int64_t begin, int64_t end) { layer_norm_backward_cpu[isa()](a, begin, end); });
+                   [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
   }
   if (!sums) return {grad_input, grad_weight, grad_bias};
 

@@ -45,8 +45,8 @@ Tensor linear_epilogue(const Tensor& input, OptionalTensor bias, const std::stri
     cuda::Launch launch("linear_epilogue", input.get_device_index());
     launch.check(linear_epilogue_cuda[launch.group()](a, launch.stream()));
   } else {
-    run_on_threads(a.rows, a.n * size_of(a.dtype),
-                   [&](int64_t begin, int64_t end) { linear_epilogue_cpu[isa()](a, begin, end); });
+    LinearEpilogueCpu* kernel = linear_epilogue_cpu[isa()];
+    run_on_threads(a.rows, a.n * size_of(a.dtype), [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
   }
   return output;
 }
@@ -58,11 +58,7 @@ Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalT
     return call<Pair>("fastops::linear_epilogue_backward_reference", grad, saved, bias, activation, need_bias);
   const char* op = "linear_epilogue_backward";
   check_bias(op, bias, saved);
-  check_same_device(op, "grad", grad, "saved", saved);
-  FASTOPS_CHECK(grad.scalar_type() == saved.scalar_type(), op, "grad must have dtype ", text_of(saved.scalar_type()),
-                ", got ", text_of(grad.scalar_type()));
-  FASTOPS_CHECK(same_shape(grad.sizes(), saved.sizes()), op, "grad must have shape ", text_of(saved.sizes()), ", got ",
-                text_of(grad.sizes()));
+  check_alike(op, "grad", grad, "saved", saved);
   const DType dtype = *dtype_of(saved), stat = accumulate_type(dtype), bias_dtype = bias ? *dtype_of(*bias) : dtype;
   const int64_t n = saved.size(saved.dim() - 1);
   Tensor grad_input = allocate(saved.sizes(), saved, dtype);
@@ -70,7 +66,7 @@ Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalT
   LinearEpilogueBackward a;
   a.activation = activation_of(op, activation);
   if (saved.numel() == 0) {
-    if (need_bias) torch::stable::zero_(grad_bias);
+    if (need_bias) fill_zero(grad_bias);
     return {grad_input, grad_bias};
   }
   Tensor g = as_contiguous(grad), s = as_contiguous(saved), partial = nothing(saved, stat);
@@ -98,8 +94,9 @@ Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalT
   } else {
     make_partial();
     const int64_t rows_each = (a.rows + a.chunks - 1) / a.chunks;
+    LinearEpilogueBackwardCpu* kernel = linear_epilogue_backward_cpu[isa()];
     run_on_threads(a.chunks, rows_each * n * size_of(dtype),
-                   [&](int64_t begin, int64_t end) { linear_epilogue_backward_cpu[isa()](a, begin, end); });
+                   [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
   }
   if (need_bias) {
     ColumnSum columns{stat, bias_dtype, a.partial, a.chunks, n, n, grad_bias.mutable_data_ptr()};

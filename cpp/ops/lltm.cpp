@@ -51,7 +51,6 @@ Pair lltm_cell_backward(const Tensor& grad_h, const Tensor& grad_cell, const Ten
   Shape cell = old_cell.sizes();
   Tensor grad_gates = allocate(gates.sizes(), gates, dtype), grad_old_cell = allocate(cell, gates, dtype);
   void *g = const_cast<void*>(gates.const_data_ptr()), *d = grad_gates.mutable_data_ptr();
-  // run_pointwise orders by the first operand; each third of the gradient is dense within a row, which is enough there.
   const Operand operands[] = {third(grad_gates, d, 0, cell),
                               third(grad_gates, d, 1, cell),
                               third(grad_gates, d, 2, cell),

@@ -90,7 +90,7 @@ class Operator:
             for x in inputs:
                 if isinstance(x, torch.Tensor) and x.requires_grad:
                     return self._eager(*inputs)
-        return self._public(self._fast(*inputs))
+        return self._public(_run(self._fast, inputs))
 
     def _public(self, result: Any) -> Any:
         if type(result) is not tuple:
@@ -145,11 +145,21 @@ def _announce(index: int) -> None:
         warnings.warn(f"[fastops] cuda:{index} runs plain PyTorch in place of our kernels: {reason}", stacklevel=2)
 
 
+def _run(raw: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    """The raw op; errors cross the stable ABI as text alone, and running out of memory has a type that people catch."""
+    try:
+        return raw(*inputs)
+    except RuntimeError as error:
+        if "CUDA out of memory" in str(error) and not isinstance(error, torch.OutOfMemoryError):
+            raise torch.OutOfMemoryError(str(error)) from None
+        raise
+
+
 def _eager_function(op: Operator) -> type[Function]:
     raw, save, public = op.raw, op.save, op._public
 
     def forward(ctx: Any, *inputs: Any) -> Any:
-        result = raw(*inputs)
+        result = _run(raw, inputs)
         save(ctx, inputs, result)
         return public(result)
 

@@ -116,10 +116,16 @@ _backward_op = Operator("layer_norm_backward", layer_norm_backward_reference, _f
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
     input, ctx.normalized_shape, weight, bias, ctx.eps = inputs
-    ctx.save_for_backward(input, weight, bias, *outputs[1:])
+    if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
+        ctx.save_for_backward(input, weight, bias, *outputs[1:])
+    else:
+        ctx.bias_dtype = bias.dtype
 
 
 def _backward(ctx: Any, grad: Tensor) -> Any:
+    if not ctx.saved_tensors:  # the bias alone: its gradient needs nothing of the forward
+        rows = tuple(range(grad.dim() - len(ctx.normalized_shape)))
+        return None, None, None, _sum(wide(grad), rows).to(ctx.bias_dtype), None
     input, weight, bias, mean, rstd = ctx.saved_tensors
     needs = ctx.needs_input_grad[0], ctx.needs_input_grad[2], ctx.needs_input_grad[3]
     grads = _backward_op(grad, input, ctx.normalized_shape, mean, rstd, weight, bias, ctx.eps, *needs)

@@ -83,13 +83,15 @@ _backward_op = Operator("linear_epilogue_backward", linear_epilogue_backward_ref
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     input, bias, ctx.activation = inputs
-    ctx.save_for_backward(output if ctx.activation in _FROM_OUTPUT else input, bias)
+    saved = None if ctx.activation == "none" else output if ctx.activation in _FROM_OUTPUT else input
+    ctx.save_for_backward(saved, bias)
 
 
 def _backward(ctx: Any, grad: Tensor) -> Any:
     saved, bias = ctx.saved_tensors
     need_bias = ctx.needs_input_grad[1]
-    grad_input, grad_bias = _backward_op(grad, saved, bias, ctx.activation, need_bias)
+    # Without activation nothing of the forward is read; the gradient stands in.
+    grad_input, grad_bias = _backward_op(grad, grad if saved is None else saved, bias, ctx.activation, need_bias)
     return grad_input, grad_bias if need_bias else None, None
 
 

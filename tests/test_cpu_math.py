@@ -1,0 +1,112 @@
+"""Our f32 polynomials, through the ops that use them, over the whole range of f32 and at every ISA level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastops import _C
+
+ops = torch.ops.fastops
+LEVELS = [level for level, missing in _C.cpu()["missing"].items() if not missing]
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = _C.cpu()["isa"]
+    _C.set_isa(request.param)
+    yield request.param
+    _C.set_isa(before)
+
+
+def every_kind_of_number() -> Tensor:
+    """Every 2039th bit pattern: both signs, denormals, all exponents, infinities and NaNs."""
+    return torch.arange(-(2**31), 2**31, 2039, dtype=torch.int64).to(torch.int32).view(torch.float32)
+
+
+def elu(x: Tensor) -> Tensor:
+    """new_cell of an open input gate and an empty cell; 1 is what sigmoid(100) rounds to."""
+    gates = torch.stack([torch.full_like(x, 100.0), torch.zeros_like(x), x], 1)
+    return ops.lltm_cell(gates, torch.zeros(len(x), 1))[1][:, 0]
+
+
+def tanh(x: Tensor) -> Tensor:
+    """new_h of an open output gate, where the cell is x."""
+    gates = torch.stack([torch.zeros_like(x), torch.full_like(x, 100.0), torch.zeros_like(x)], 1)
+    return ops.lltm_cell(gates, x[:, None])[0][:, 0]
+
+
+def gelu_truth(x: Tensor) -> Tensor:
+    return x * 0.5 * torch.erfc(x * -(0.5**0.5))
+
+
+FUNCTIONS = [
+    pytest.param(ops.sigmoid, torch.sigmoid, 3, id="sigmoid"),
+    pytest.param(tanh, torch.tanh, 3, id="tanh"),
+    pytest.param(elu, torch.nn.functional.elu, 2, id="elu"),
+    pytest.param(lambda x: ops.linear_epilogue(x, None, "gelu"), gelu_truth, 10, id="gelu"),
+    pytest.param(lambda x: ops.linear_epilogue(x, None, "silu"), torch.nn.functional.silu, 5, id="silu"),
+]
+
+
+@pytest.mark.parametrize(("ours", "truth", "bound"), FUNCTIONS)
+def test_ulps(level: str, ours: Callable[[Tensor], Tensor], truth: Callable[[Tensor], Tensor], bound: float) -> None:
+    x = every_kind_of_number()
+    y, t = ours(x), truth(x.double())
+    assert torch.equal(y.isnan(), t.isnan())
+    assert torch.equal(y.isinf(), t.float().isinf())
+    # silu and gelu of a large negative number are that number times a denormal, whose few digits they inherit.
+    usual = t.isfinite() & t.float().isfinite() & (t.abs() > 104 * torch.finfo(torch.float32).tiny)
+    ulps = (y.double() - t).abs()[usual] / (t.abs()[usual] * 2.0**-23)
+    assert ulps.max().item() <= bound
+    small = t.isfinite() & ~usual
+    assert (y.double() - t).abs()[small & t.float().isfinite()].max().item() <= 256 * 2.0**-149
+
+
+def derivative(x: Tensor, activation: str) -> Tensor:
+    saved = x[:, None]
+    return ops.linear_epilogue_backward(torch.ones_like(saved), saved, None, activation, False)[0][:, 0]
+
+
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+def test_derivatives(level: str, activation: str) -> None:
+    """They cross zero, so the error is counted in ulps of 1 + |truth|."""
+    x = every_kind_of_number()
+    x = x[x.isfinite()]
+    wide = x.double().requires_grad_()
+    y = gelu_truth(wide) if activation == "gelu" else torch.nn.functional.silu(wide)
+    (t,) = torch.autograd.grad(y.sum(), wide)
+    known = t.isfinite()
+    error = (derivative(x, activation).double() - t).abs() / ((1 + t.abs()) * 2.0**-23)
+    assert error[known].max().item() <= 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_every_half_survives(level: str, dtype: torch.dtype) -> None:
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    for flush in (False, True):
+        torch.set_flush_denormal(flush)
+        try:
+            y = ops.axpby_backward(x, 1.0, 1.0)[0]
+        finally:
+            torch.set_flush_denormal(False)
+        if flush and dtype == torch.bfloat16:
+            continue  # a denormal bfloat16 is a denormal float32, which the mode is there to flush
+        assert torch.equal(y.nan_to_num(0.125), x.nan_to_num(0.125))
+
+
+def test_a_row_of_one_has_no_gradient(level: str) -> None:
+    """grad - mean(grad) is exactly 0, however the compiler fuses products."""
+    x, w, b = torch.randn(1000, 1), torch.randn(1), torch.randn(1)
+    _, mean, rstd = ops.layer_norm(x, [1], w, b, 1e-5)
+    grad = torch.randn(1000, 1)
+    assert not ops.layer_norm_backward(grad, x, [1], mean, rstd, w, b, 1e-5, True, True, True)[0].any()
+
+
+def test_equal_terms_cancel(level: str) -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        x = torch.randn(1000).to(dtype)
+        assert not ops.axpby(x, x, 0.1, -0.1).any()
