@@ -12,7 +12,7 @@ from torch import Tensor
 import fastops
 
 ELEMENTS = 2**31 + 4096 + 3
-NEEDED_GIB = 16
+NEEDED_GIB = 20
 
 
 def free_gib(device: torch.device) -> float:
@@ -68,3 +68,42 @@ def test_rows_beyond(device: torch.device, large: Tensor) -> None:
         grad[-2:], x[-2:], [n], mean[-2:].contiguous(), rstd[-2:].contiguous(), None, None, 1e-5, True, False, False
     )
     assert torch.equal(grad_input[-2:], expected)
+
+
+@pytest.mark.slow
+def test_backwards_beyond(device: torch.device, large: Tensor) -> None:
+    """The last elements of each elementwise backward, and of the cell and the epilogue, are those of these alone."""
+    ops = torch.ops.fastops
+    grad = large[:1].expand(large.shape)
+    for name in ("square_backward", "relu_backward", "sigmoid_backward"):
+        backward = getattr(ops, name)
+        assert torch.equal(backward(grad, large)[-9:], backward(grad[-9:], large[-9:])), name
+    assert torch.equal(ops.sigmoid(large)[-9:], ops.sigmoid(large[-9:]))
+    n = 3 * 1024
+    rows = large[: large.numel() // n * n].view(-1, n)
+    rows[-2:] = torch.randn(2, n, device=device).bfloat16()
+    bias = torch.randn(n, device=device)
+    for activation in ("relu", "silu"):
+        alone = ops.linear_epilogue(rows[-2:], bias, activation)
+        assert torch.equal(ops.linear_epilogue(rows, bias, activation)[-2:], alone), activation
+    cell = rows[:, : n // 3]
+    for whole, alone in zip(ops.lltm_cell(rows, cell), ops.lltm_cell(rows[-2:], cell[-2:]), strict=True):
+        assert torch.equal(whole[-2:], alone)
+
+
+@pytest.mark.slow
+def test_parameter_gradients_beyond(device: torch.device, large: Tensor) -> None:
+    """Sums over 2^31 elements of which all but the last two rows are zero."""
+    ops, n = torch.ops.fastops, 4096
+    grad = large[: large.numel() // n * n].view(-1, n).zero_()
+    grad[-2:] = torch.randn(2, n, device=device).bfloat16()
+    x = torch.randn(1, n, device=device).bfloat16().expand(grad.shape)
+    expected = grad[-2:].float().sum(0)
+    f32 = torch.zeros(n, device=device)
+    grad_bias = ops.linear_epilogue_backward(grad, grad, f32, "none", True)[1]
+    torch.testing.assert_close(grad_bias, expected)
+    _, mean, rstd = ops.layer_norm(x[:1], [n], f32, f32, 1e-5)
+    mean, rstd = (t.expand(len(grad)).contiguous() for t in (mean, rstd))
+    _, grad_weight, grad_bias = ops.layer_norm_backward(grad, x, [n], mean, rstd, f32, f32, 1e-5, False, True, True)
+    torch.testing.assert_close(grad_bias, expected)
+    torch.testing.assert_close(grad_weight, expected * torch.nn.functional.layer_norm(x[0].float(), (n,)))

@@ -81,7 +81,7 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: raw.linear_epilogue_backward(r(3, 4), r(3, 5), None, "relu", True),
-        "[linear_epilogue_backward] grad must have shape [3, 5], got [3, 4]",
+        "[linear_epilogue_backward] grad must have saved's shape [3, 5], got [3, 4]",
     ),
     (
         lambda: fastops.lltm(r(3), r(15, 9), r(15), r(3, 5), r(3, 5)),

@@ -39,7 +39,7 @@ struct Name<std::string> {
 };
 template <>
 struct Name<std::vector<int64_t>> {
-  static constexpr std::string_view value = "int[]";
+  static constexpr std::string_view value = "SymInt[]";  // sizes, which torch.compile keeps symbolic
 };
 
 // Takes the first word of the next comma-separated item off the front of `list`.

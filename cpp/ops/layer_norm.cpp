@@ -150,12 +150,12 @@ Triple layer_norm_backward(const Tensor& grad, const Tensor& input, const std::v
 }
 
 FASTOPS_OP("layer_norm",
-           "(Tensor input, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05)"
+           "(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05)"
            " -> (Tensor, Tensor, Tensor)",
            layer_norm);
 FASTOPS_OP(
     "layer_norm_backward",
-    "(Tensor grad, Tensor input, int[] normalized_shape, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, "
+    "(Tensor grad, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, "
     "float eps, bool need_input, bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)",
     layer_norm_backward);
 

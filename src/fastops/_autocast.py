@@ -11,7 +11,8 @@ from torch import Tensor
 def lower_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """As torch does for GEMMs: under autocast, floating-point tensors other than float64 in autocast's dtype."""
     first = tensors[0]
-    assert first is not None
+    if not isinstance(first, Tensor):
+        raise TypeError(f"[fastops] input must be a Tensor, got {type(first).__name__}")
     device = first.device.type
     try:
         if not torch.is_autocast_enabled(device):
@@ -25,7 +26,8 @@ def lower_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 def single_precision_on_cuda(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """As torch does for layer_norm and square: under CUDA autocast the half types in float32; on CPU nothing."""
     first = tensors[0]
-    assert first is not None
+    if not isinstance(first, Tensor):
+        raise TypeError(f"[fastops] input must be a Tensor, got {type(first).__name__}")
     if not (first.is_cuda and torch.is_autocast_enabled("cuda")):
         return tensors
     return tuple(t.float() if _castable(t) else t for t in tensors)

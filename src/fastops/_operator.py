@@ -26,7 +26,6 @@ from torch.autograd import Function, forward_ad
 from . import _C
 
 _functorch_active = torch._C._are_functorch_transforms_active
-_functorch_level = torch._C._functorch.peek_interpreter_stack  # the one of the two that Dynamo can trace
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 
@@ -79,12 +78,11 @@ class Operator:
         self._twin = _twin_function(self).apply
 
     def __call__(self, *inputs: Any) -> Any:
-        if (
-            _compiling()
-            or _functorch_active()
-            or forward_ad._current_level >= 0
-            or inputs[0].dtype not in KERNEL_DTYPES
-        ):
+        try:
+            plain = inputs[0].dtype not in KERNEL_DTYPES
+        except AttributeError:
+            raise TypeError(f"[{self.name}] expected a Tensor first, got {type(inputs[0]).__name__}") from None
+        if plain or _compiling() or _functorch_active() or forward_ad._current_level >= 0:
             return self._public(self._transformed(inputs))
         if _grad_enabled():
             for x in inputs:
@@ -102,10 +100,10 @@ class Operator:
             return self.reference(*inputs)
         if not _compiling():
             return self._twin(*inputs)
-        if _functorch_level() is not None:
+        if _functorch_active():
             return self.reference(*inputs)
         if _grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
-            return self._eager(*inputs)
+            return self._eager(*_distinct(inputs))
         return self.raw(*inputs)
 
 
@@ -143,6 +141,15 @@ def _announce(index: int) -> None:
     arch, reason = (known[index]["arch"], known[index]["reason"]) if index in known else (None, _C.cuda_error())
     if arch is None:
         warnings.warn(f"[fastops] cuda:{index} runs plain PyTorch in place of our kernels: {reason}", stacklevel=2)
+
+
+def _distinct(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Dynamo does not trace a Function that is given one tensor twice."""
+    seen: list[Any] = []
+    for x in inputs:
+        repeated = isinstance(x, torch.Tensor) and any(x is y for y in seen)
+        seen.append(x.view_as(x) if repeated else x)
+    return tuple(seen)
 
 
 def _run(raw: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
@@ -231,3 +238,13 @@ def elementwise_batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tupl
 def wide(x: torch.Tensor) -> torch.Tensor:
     """``x`` in the dtype that kernels compute in: float32 for the half types."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def check_parameter(op: str, name: str, parameter: torch.Tensor, shape: list[int], input: torch.Tensor) -> None:
+    """An affine parameter as the kernels take it: ``shape``, input's dtype or float32 beside a half type."""
+    if list(parameter.shape) != shape:
+        raise RuntimeError(f"[{op}] {name} must have shape {shape}, got {list(parameter.shape)}")
+    half = input.dtype in (torch.float16, torch.bfloat16)
+    if parameter.dtype != input.dtype and not (half and parameter.dtype == torch.float32):
+        allowed = f"{input.dtype} or torch.float32" if half else f"{input.dtype}"
+        raise RuntimeError(f"[{op}] {name} must have input's dtype {allowed}, got {parameter.dtype}")

@@ -1,4 +1,4 @@
-"""The one table of ops that tests, selftest, benchmark and docs read: a row per public function.
+"""The one table of ops that tests and selftest read, and benchmark and docs can: a row per public function.
 
 A row is data: the function, what it must equal, the inputs to try and the errors allowed. Adding an op adds a row.
 Inputs are rounded to the dtype first; the truth is ``plain`` on float64 copies of those very numbers.
@@ -155,7 +155,6 @@ class Case:
     relative_gradient: bool = False  # likewise in a gradient
     rounds_between: bool = False  # an intermediate is rounded to the input's dtype, whatever the result's
     dtypes: tuple[torch.dtype, ...] = DTYPES
-    paths: tuple[str, ...] = ("cpu", "cuda", "reference")
 
     @property
     def small_samples(self) -> Iterator[Sample]:

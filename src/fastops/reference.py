@@ -15,7 +15,7 @@ from torch import Tensor
 from ._autocast import lower_precision, single_precision_on_cuda
 from .ops.axpby import axpby_reference
 from .ops.layer_norm import layer_norm_reference
-from .ops.linear import ACTIVATIONS, linear_epilogue_reference
+from .ops.linear import check_activation, linear_epilogue_reference
 from .ops.lltm import lltm_cell_reference
 from .ops.relu import relu_reference as relu
 from .ops.sigmoid import sigmoid_reference as sigmoid
@@ -32,8 +32,7 @@ def axpby(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
     """:func:`fastops.linear` in plain PyTorch."""
-    if activation is not None and activation not in ACTIVATIONS:
-        raise ValueError(f"[linear] activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    check_activation("linear", activation)
     input, weight, bias = lower_precision(input, weight, bias)  # type: ignore[assignment]
     return linear_epilogue_reference(F.linear(input, weight), bias, activation or "none")
 

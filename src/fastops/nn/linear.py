@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops.linear import ACTIVATIONS, linear
+from ..ops.linear import check_activation, linear
 
 
 class Linear(torch.nn.Linear):
@@ -40,8 +40,7 @@ class Linear(torch.nn.Linear):
         dtype: torch.dtype | None = None,
         activation: str | None = None,
     ) -> None:
-        if activation is not None and activation not in ACTIVATIONS:
-            raise ValueError(f"[Linear] activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        check_activation("Linear", activation)
         super().__init__(in_features, out_features, bias, device, dtype)
         self.activation = activation
 

@@ -85,12 +85,17 @@ def axpby(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor
         beta: factor of ``y``.
 
     Returns:
-        A new tensor of the broadcast shape and the promoted dtype. The half types are computed in float32, rounded
-        once.
+        A new tensor of the broadcast shape and the promoted dtype; integers give the default dtype. The half types are
+        computed in float32 and rounded once.
 
     Raises:
         RuntimeError: shapes that do not broadcast, or tensors on different devices.
+        TypeError: x or y is no tensor, or alpha or beta is one.
     """
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        raise TypeError(f"[axpby] x and y must be Tensors, got {type(x).__name__} and {type(y).__name__}")
+    if isinstance(alpha, Tensor) or isinstance(beta, Tensor):
+        raise TypeError("[axpby] alpha and beta must be numbers, got a Tensor; its gradient would be lost")
     if x.dtype != y.dtype:
         dtype = torch.result_type(x, y)
         x, y = x.to(dtype), y.to(dtype)

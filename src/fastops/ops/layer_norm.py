@@ -9,9 +9,23 @@ import torch
 from torch import Tensor
 
 from .._autocast import single_precision_on_cuda
-from .._operator import Operator, wide
+from .._operator import Operator, check_parameter, wide
 
 Triple = tuple[Tensor, Tensor, Tensor]
+
+
+def _check(op: str, input: Tensor, normalized_shape: Sequence[int], *parameters: tuple[str, Tensor | None]) -> None:
+    """What the C++ edge checks, for where it is not asked: the plain composition, meta tensors, tracing."""
+    if not input.is_floating_point():
+        raise RuntimeError(f"[{op}] input must be floating point, got {input.dtype}")
+    shape = list(normalized_shape)
+    if not shape:
+        raise RuntimeError(f"[{op}] normalized_shape must have at least 1 dimension, got []")
+    if list(input.shape[max(input.dim() - len(shape), 0) :]) != shape:
+        raise RuntimeError(f"[{op}] input must end in normalized_shape {shape}, got shape {list(input.shape)}")
+    for name, parameter in parameters:
+        if parameter is not None:
+            check_parameter(op, name, parameter, shape, input)
 
 
 def _centred(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -30,6 +44,7 @@ def layer_norm_reference(
     eps: float = 1e-5,
 ) -> Triple:
     """The op in plain PyTorch: output, mean and rstd."""
+    _check("layer_norm", input, normalized_shape, ("weight", weight), ("bias", bias))
     dims = tuple(range(-len(normalized_shape), 0))
     centred, mean, rstd = _centred(wide(input), dims, eps)
     out = centred * rstd
@@ -79,6 +94,7 @@ def _sum(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 def _fake(
     input: Tensor, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Triple:
+    _check("layer_norm", input, normalized_shape, ("weight", weight), ("bias", bias))
     stat = torch.float64 if input.dtype == torch.float64 else torch.float32
     leading = input.shape[: input.dim() - len(normalized_shape)]
     output = input.new_empty(input.shape)
@@ -106,7 +122,7 @@ def _fake_backward(
 
 
 def _batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-    if any(d is not None for d in in_dims[1:]):
+    if any(isinstance(d, int) for d in in_dims[1:]):  # normalized_shape has a tuple there
         return None  # one set of parameters an element
     return inputs[0].movedim(in_dims[0], 0), *inputs[1:]
 
@@ -118,12 +134,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
     input, ctx.normalized_shape, weight, bias, ctx.eps = inputs
     if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
         ctx.save_for_backward(input, weight, bias, *outputs[1:])
-    else:
+    elif ctx.needs_input_grad[3]:
         ctx.bias_dtype = bias.dtype
 
 
 def _backward(ctx: Any, grad: Tensor) -> Any:
-    if not ctx.saved_tensors:  # the bias alone: its gradient needs nothing of the forward
+    if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[2]):  # the bias alone needs nothing of the forward
         rows = tuple(range(grad.dim() - len(ctx.normalized_shape)))
         return None, None, None, _sum(wide(grad), rows).to(ctx.bias_dtype), None
     input, weight, bias, mean, rstd = ctx.saved_tensors

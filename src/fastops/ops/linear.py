@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._autocast import lower_precision
-from .._operator import Operator, wide
+from .._operator import Operator, check_parameter, wide
 
 ACTIVATIONS = ("relu", "sigmoid", "gelu", "silu")
 _FROM_OUTPUT = ("relu", "sigmoid")  # their derivative is a function of the output
@@ -17,6 +17,11 @@ _FROM_OUTPUT = ("relu", "sigmoid")  # their derivative is a function of the outp
 
 def _normal_cdf(u: Tensor) -> Tensor:
     return 0.5 * torch.erfc(u * -0.7071067811865476)  # 1 + erf would cancel in the left tail
+
+
+def check_activation(op: str, activation: str | None) -> None:
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ValueError(f"[{op}] activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
 
 
 def _activate(u: Tensor, activation: str) -> Tensor:
@@ -40,7 +45,16 @@ def _derivative(s: Tensor, activation: str) -> Tensor:
     return y * (1 + s * (1 - y))
 
 
+def _check(input: Tensor, bias: Tensor | None) -> None:
+    """What the C++ edge checks, for where it is not asked: the plain composition, meta tensors, tracing."""
+    if not input.is_floating_point():
+        raise RuntimeError(f"[linear] input must be floating point, got {input.dtype}")
+    if bias is not None:
+        check_parameter("linear", "bias", bias, [input.shape[-1]], input)
+
+
 def linear_epilogue_reference(input: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    _check(input, bias)
     u = wide(input) if bias is None else wide(input) + bias
     return _activate(u, activation).to(input.dtype)
 
@@ -61,6 +75,7 @@ def linear_epilogue_backward_reference(
 
 
 def _fake(input: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    _check(input, bias)
     return input.new_empty(input.shape)
 
 
@@ -73,7 +88,7 @@ def _fake_backward(
 
 def _batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
     input, bias, activation = inputs
-    if in_dims[1] is not None:
+    if isinstance(in_dims[1], int):
         return None  # one bias an element
     return input.movedim(in_dims[0], 0), bias, activation
 
@@ -124,9 +139,12 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation
     With ``activation=None`` and a bias of ``input``'s dtype this is :func:`torch.nn.functional.linear` itself. Under
     autocast all tensors are cast to its dtype, as torch does.
     """
-    if activation is not None and activation not in ACTIVATIONS:
-        raise ValueError(f"[linear] activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    check_activation("linear", activation)
     input, weight, bias = lower_precision(input, weight, bias)  # type: ignore[assignment]
     if activation is None and (bias is None or bias.dtype == input.dtype):
         return F.linear(input, weight, bias)
+    if weight.dim() != 2:
+        raise RuntimeError(f"[linear] weight must have shape [out_features, in_features], got {list(weight.shape)}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise RuntimeError(f"[linear] bias must have shape {list(weight.shape[:1])}, got {list(bias.shape)}")
     return _epilogue(F.linear(input, weight), bias, activation or "none")

@@ -94,7 +94,8 @@ def why_no_cuda() -> str:
 def paths_of(device: torch.device, isa: str | None, quick: bool) -> list[Path]:
     """The reference last. A GPU without code for it in this build has only that."""
     reference = Path(device, "reference")
+    levels = cpu_levels(isa, quick)  # an unknown level is an error on any device
     if device.type == "cpu":
-        return [*(Path(device, "cpu", level) for level in reversed(cpu_levels(isa, quick))), reference]
+        return [*(Path(device, "cpu", level) for level in reversed(levels)), reference]
     chosen = {row["index"]: row["arch"] for row in _C.cuda_devices()}
     return [Path(device, "cuda"), reference] if chosen.get(device.index) else [reference]

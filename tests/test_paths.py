@@ -1,0 +1,142 @@
+"""Which code ran. Values cannot tell: the plain composition gives the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fastops
+
+
+class Recorder(TorchDispatchMode):
+    """Counts the calls of our raw ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "fastops":
+            self.ops.append(func._opname)
+        return func(*args, **(kwargs or {}))
+
+
+X, W, B = torch.randn(3, 4), torch.randn(4), torch.randn(4)
+CALLS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str]] = {
+    "square": (fastops.square, (X,), "square"),
+    "relu": (fastops.relu, (X,), "relu"),
+    "sigmoid": (fastops.sigmoid, (X,), "sigmoid"),
+    "axpby": (fastops.axpby, (X, X.clone()), "axpby"),
+    "axpby_of_one": (lambda x: fastops.axpby(x, x, 3.0, -1.0), (X,), "axpby"),
+    "layer_norm": (lambda x, w, b: fastops.layer_norm(x, (x.shape[-1],), w, b), (X, W, B), "layer_norm"),
+    "linear": (lambda x, w, b: fastops.linear(x, w, b, "gelu"), (X, torch.randn(4, 4), B), "linear_epilogue"),
+    "lltm": (
+        lambda *args: fastops.lltm(*args)[0],
+        (X, torch.randn(15, 9), torch.randn(15), torch.randn(3, 5), torch.randn(3, 5)),
+        "lltm_cell",
+    ),
+}
+every_call = pytest.mark.parametrize(("function", "args", "op"), CALLS.values(), ids=CALLS)
+
+
+@every_call
+def test_eager_runs_kernels(function: Callable[..., Any], args: tuple[Tensor, ...], op: str) -> None:
+    inputs = [x.clone().requires_grad_() for x in args]
+    with Recorder() as recorder:
+        function(*inputs).sum().backward()
+    assert recorder.ops[0] == op
+    assert recorder.ops[1:] in ([f"{op}_backward"], [])
+    assert recorder.ops[1:] or op == "axpby", "only axpby has gradients that may need no kernel"
+
+
+@every_call
+def test_compiled_graphs_hold_kernels(function: Callable[..., Any], args: tuple[Tensor, ...], op: str) -> None:
+    torch._dynamo.reset()
+    graphs: list[list[str]] = []
+
+    def record(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        ours = (n.target for n in graph.graph.nodes if getattr(n.target, "namespace", "") == "fastops")
+        graphs.append([target._opname for target in ours])
+        return graph.forward
+
+    compiled = torch.compile(function, fullgraph=True, backend=aot_autograd(fw_compiler=record))
+    inputs = [x.clone().requires_grad_() for x in args]
+    compiled(*inputs).sum().backward()
+    assert graphs[0] == [op]
+    assert graphs[1] == [f"{op}_backward"] or op == "axpby"
+
+
+def test_compile_keeps_sizes_symbolic() -> None:
+    """Two graphs, one of them dynamic, serve every width."""
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda x: fastops.layer_norm(x, x.shape[-1:]), fullgraph=True, backend=counter)
+    for n in (8, 12, 20, 33):
+        x = torch.randn(3, n)
+        torch.testing.assert_close(compiled(x), torch.nn.functional.layer_norm(x, (n,)))
+    assert counter.frame_count == 2
+
+
+@every_call
+def test_functional_gradient_runs_kernels(function: Callable[..., Any], args: tuple[Tensor, ...], op: str) -> None:
+    with Recorder() as recorder:
+        torch.func.grad(lambda *a: function(*a).sum(), tuple(range(len(args))))(*args)
+    assert op in recorder.ops
+
+
+@every_call
+def test_vmap_runs_kernels(function: Callable[..., Any], args: tuple[Tensor, ...], op: str) -> None:
+    if op == "lltm_cell":
+        pytest.skip("the cell takes matrices; a batch of them runs the plain composition")
+    batch = torch.randn(5, *args[0].shape)
+    with Recorder() as recorder:
+        torch.func.vmap(function, (0, *(None,) * (len(args) - 1)))(batch, *args[1:])
+    assert recorder.ops == [op]
+
+
+def test_forward_mode_runs_the_composition() -> None:
+    with Recorder() as recorder:
+        torch.func.jvp(fastops.square, (X,), (X,))
+    assert recorder.ops == []
+
+
+WRONG = {
+    "normalized_shape": lambda x: fastops.layer_norm(x, (5,)),
+    "weight shape": lambda x: fastops.layer_norm(x, (4,), torch.ones(3, 1, device=x.device)),
+    "weight dtype": lambda x: fastops.layer_norm(x, (4,), torch.ones(4, dtype=torch.float64, device=x.device)),
+    "bias of linear": lambda x: fastops.linear(
+        x, torch.ones(5, 4, device=x.device), torch.ones(7, device=x.device), "relu"
+    ),
+}
+
+
+@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG)
+def test_wrong_input_has_one_message_on_every_path(call: Callable[[Tensor], Any]) -> None:
+    def message(run: Callable[[], Any]) -> str:
+        with pytest.raises((RuntimeError, torch._dynamo.exc.TorchDynamoException)) as error:
+            run()
+        return str(error.value)
+
+    expected = message(lambda: call(X))
+    assert expected.startswith("[l")
+    assert message(lambda: call(X.to("meta"))) == expected
+    assert expected in message(lambda: torch.func.jvp(call, (X,), (X,)))
+    torch._dynamo.reset()
+    assert expected in message(lambda: torch.compile(call, fullgraph=True, backend="eager")(X))
+
+
+def test_no_tensor() -> None:
+    for call, name in (
+        (lambda: fastops.relu(None), "NoneType"),
+        (lambda: fastops.axpby(X, 2.0), "float"),
+        (lambda: fastops.layer_norm([1.0], (1,)), "list"),
+        (lambda: fastops.axpby(X, X, alpha=torch.tensor(1.0)), "Tensor"),
+    ):
+        with pytest.raises(TypeError, match=name):
+            call()
