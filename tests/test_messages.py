@@ -65,19 +65,19 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: fastops.linear(r(3, 4), r(5, 4), r(4), "relu"),
-        "[linear_epilogue] bias must have shape [5], got [4]",
+        "[linear] bias must have shape [5], got [4]",
     ),
     (
         lambda: fastops.linear(r(3, 4), r(5, 4), r(5, dtype=torch.float64), "relu"),
-        "[linear_epilogue] bias must have input's dtype torch.float32, got torch.float64",
+        "[linear] bias must have input's dtype torch.float32, got torch.float64",
     ),
     (
         lambda: raw.linear_epilogue(r(), None, "none"),
-        "[linear_epilogue] input must have at least 1 dimension, got []",
+        "[linear] input must have at least 1 dimension, got []",
     ),
     (
         lambda: raw.linear_epilogue(r(3, 4), None, "tanh"),
-        "[linear_epilogue] activation must be one of none, relu, sigmoid, gelu, silu, got tanh",
+        "[linear] activation must be one of none, relu, sigmoid, gelu, silu, got tanh",
     ),
     (
         lambda: raw.linear_epilogue_backward(r(3, 4), r(3, 5), None, "relu", True),

@@ -28,10 +28,10 @@ static void check_bias(const char* op, const OptionalTensor& bias, const Tensor&
 
 Tensor linear_epilogue(const Tensor& input, OptionalTensor bias, const std::string& activation) {
   if (!kernels_take(input)) return call<Tensor>("fastops::linear_epilogue_reference", input, bias, activation);
-  check_bias("linear_epilogue", bias, input);
+  check_bias("linear", bias, input);
   Tensor x = as_contiguous(input), output = allocate(input.sizes(), input, *dtype_of(input));
   LinearEpilogue a;
-  a.activation = activation_of("linear_epilogue", activation);
+  a.activation = activation_of("linear", activation);
   if (input.numel() == 0) return output;
   a.dtype = *dtype_of(input);
   a.parameter = bias ? *dtype_of(*bias) : a.dtype;
@@ -42,7 +42,7 @@ Tensor linear_epilogue(const Tensor& input, OptionalTensor bias, const std::stri
   a.bias = data_or_null(bias);
   a.output = output.mutable_data_ptr();
   if (input.is_cuda()) {
-    cuda::Launch launch("linear_epilogue", input.get_device_index());
+    cuda::Launch launch("linear", input.get_device_index());
     launch.check(linear_epilogue_cuda[launch.group()](a, launch.stream()));
   } else {
     LinearEpilogueCpu* kernel = linear_epilogue_cpu[isa()];
