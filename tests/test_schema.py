@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 import re
 
 import pytest
@@ -12,15 +10,9 @@ import torch
 
 import fastops
 from fastops import ops, reference
-from fastops._operator import Operator
+from fastops._operator import OPERATORS, Operator
 from fastops.cases import CASES, Case, Make
 
-OPERATORS = {
-    value.name: value
-    for module in pkgutil.iter_modules(ops.__path__)
-    for value in vars(importlib.import_module(f"fastops.ops.{module.name}")).values()
-    if isinstance(value, Operator)
-}
 REGISTERED = {
     name.removeprefix("fastops::").partition(".")[0]
     for name in torch._C._dispatch_get_all_op_names()

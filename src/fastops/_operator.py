@@ -31,6 +31,8 @@ _grad_enabled = torch.is_grad_enabled
 
 KERNEL_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
+OPERATORS: dict[str, Operator] = {}  # every one that was made, by its raw op's name
+
 _library = torch.library.Library("fastops", "FRAGMENT")
 
 
@@ -76,6 +78,7 @@ class Operator:
         self._fast = self.raw._op
         self._eager = _eager_function(self).apply
         self._twin = _twin_function(self).apply
+        OPERATORS[name] = self
 
     def __call__(self, *inputs: Any) -> Any:
         try:
@@ -233,6 +236,28 @@ def elementwise_batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tupl
         x.movedim(d, 0) if d is not None else x.expand(size, *x.shape) if isinstance(x, torch.Tensor) else x
         for x, d in zip(inputs, in_dims, strict=True)
     )
+
+
+def elementwise(
+    name: str,
+    reference: Callable[..., Any],
+    backward_reference: Callable[..., Any],
+    *,
+    keeps: str,
+    fake: Callable[..., Any] = torch.empty_like,
+) -> Operator:
+    """The operator of an elementwise function of one tensor whose backward reads what it ``keeps``: input or output."""
+    derivative = Operator(
+        f"{name}_backward", backward_reference, lambda grad, kept: torch.empty_like(kept), batch=elementwise_batch
+    )
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(output if keeps == "output" else inputs[0])
+
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return derivative(grad, *ctx.saved_tensors)
+
+    return Operator(name, reference, fake, save=save, backward=backward, batch=elementwise_batch)
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from .._operator import Operator, elementwise_batch
+from .._operator import elementwise
 
 
 def relu_reference(input: Tensor) -> Tensor:
@@ -18,23 +16,7 @@ def relu_backward_reference(grad: Tensor, output: Tensor) -> Tensor:
     return torch.where(output > 0, grad, 0)
 
 
-_backward_op = Operator(
-    "relu_backward",
-    relu_backward_reference,
-    lambda grad, output: torch.empty_like(output),
-    batch=elementwise_batch,
-)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(output)
-
-
-def _backward(ctx: Any, grad: Tensor) -> Any:
-    return _backward_op(grad, *ctx.saved_tensors)
-
-
-_op = Operator("relu", relu_reference, torch.empty_like, save=_save, backward=_backward, batch=elementwise_batch)
+_op = elementwise("relu", relu_reference, relu_backward_reference, keeps="output")
 
 
 def relu(input: Tensor) -> Tensor:

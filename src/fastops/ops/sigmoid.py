@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from .._operator import Operator, elementwise_batch, wide
+from .._operator import elementwise, wide
 
 
 def sigmoid_reference(input: Tensor) -> Tensor:
@@ -24,23 +22,7 @@ def _fake(input: Tensor) -> Tensor:
     return torch.empty_like(input, dtype=dtype)
 
 
-_backward_op = Operator(
-    "sigmoid_backward",
-    sigmoid_backward_reference,
-    lambda grad, output: torch.empty_like(output),
-    batch=elementwise_batch,
-)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(output)
-
-
-def _backward(ctx: Any, grad: Tensor) -> Any:
-    return _backward_op(grad, *ctx.saved_tensors)
-
-
-_op = Operator("sigmoid", sigmoid_reference, _fake, save=_save, backward=_backward, batch=elementwise_batch)
+_op = elementwise("sigmoid", sigmoid_reference, sigmoid_backward_reference, keeps="output", fake=_fake)
 
 
 def sigmoid(input: Tensor) -> Tensor:

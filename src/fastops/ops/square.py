@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from .._autocast import single_precision_on_cuda
-from .._operator import Operator, elementwise_batch, wide
+from .._operator import elementwise, wide
 
 
 def square_reference(input: Tensor) -> Tensor:
@@ -20,23 +18,7 @@ def square_backward_reference(grad: Tensor, input: Tensor) -> Tensor:
     return (2 * wide(input) * wide(grad)).to(input.dtype)
 
 
-_backward_op = Operator(
-    "square_backward",
-    square_backward_reference,
-    lambda grad, input: torch.empty_like(input),
-    batch=elementwise_batch,
-)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx: Any, grad: Tensor) -> Any:
-    return _backward_op(grad, *ctx.saved_tensors)
-
-
-_op = Operator("square", square_reference, torch.empty_like, save=_save, backward=_backward, batch=elementwise_batch)
+_op = elementwise("square", square_reference, square_backward_reference, keeps="input")
 
 
 def square(input: Tensor) -> Tensor:

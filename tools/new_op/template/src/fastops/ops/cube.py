@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
-from .._operator import Operator, elementwise_batch, wide
+from .._operator import elementwise, wide
 
 
 def cube_reference(input: Tensor) -> Tensor:
@@ -20,23 +17,7 @@ def cube_backward_reference(grad: Tensor, input: Tensor) -> Tensor:
     return (3 * x * x * wide(grad)).to(input.dtype)
 
 
-_backward_op = Operator(
-    "cube_backward",
-    cube_backward_reference,
-    lambda grad, input: torch.empty_like(input),
-    batch=elementwise_batch,
-)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx: Any, grad: Tensor) -> Any:
-    return _backward_op(grad, *ctx.saved_tensors)
-
-
-_op = Operator("cube", cube_reference, torch.empty_like, save=_save, backward=_backward, batch=elementwise_batch)
+_op = elementwise("cube", cube_reference, cube_backward_reference, keeps="input")
 
 
 def cube(input: Tensor) -> Tensor:
