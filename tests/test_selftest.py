@@ -92,9 +92,10 @@ module._op._eager = lambda x: eager(x) * (1 + 2**-20)
     "a wrong gradient": (
         "sigmoid",
         """
-module = sys.modules["fastops.ops.sigmoid"]
-right = module._backward_op._fast
-module._backward_op._fast = lambda grad, output: right(grad, output) * 0.9999
+from fastops._operator import OPERATORS
+backward = OPERATORS["sigmoid_backward"]
+right = backward._fast
+backward._fast = lambda grad, output: right(grad, output) * 0.9999
 """,
         "gradient",
     ),
