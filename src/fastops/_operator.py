@@ -86,17 +86,12 @@ class Operator:
         except AttributeError:
             raise TypeError(f"[{self.name}] expected a Tensor first, got {type(inputs[0]).__name__}") from None
         if plain or _compiling() or _functorch_active() or forward_ad._current_level >= 0:
-            return self._public(self._transformed(inputs))
+            return _public(self._transformed(inputs), self.outputs)
         if _grad_enabled():
             for x in inputs:
                 if isinstance(x, torch.Tensor) and x.requires_grad:
                     return self._eager(*inputs)
-        return self._public(_run(self._fast, inputs))
-
-    def _public(self, result: Any) -> Any:
-        if type(result) is not tuple:
-            return result
-        return result[0] if self.outputs == 1 else result[: self.outputs]
+        return _public(_run(self._fast, inputs), self.outputs)
 
     def _transformed(self, inputs: tuple[Any, ...]) -> Any:
         if forward_ad._current_level >= 0 or inputs[0].dtype not in KERNEL_DTYPES:
@@ -146,6 +141,13 @@ def _announce(index: int) -> None:
         warnings.warn(f"[fastops] cuda:{index} runs plain PyTorch in place of our kernels: {reason}", stacklevel=2)
 
 
+def _public(result: Any, outputs: int) -> Any:
+    """The differentiable outputs, without the statistics behind them."""
+    if type(result) is not tuple:
+        return result
+    return result[0] if outputs == 1 else result[:outputs]
+
+
 def _distinct(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Dynamo does not trace a Function that is given one tensor twice."""
     seen: list[Any] = []
@@ -166,12 +168,12 @@ def _run(raw: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
 
 
 def _eager_function(op: Operator) -> type[Function]:
-    raw, save, public = op.raw, op.save, op._public
+    raw, save, outputs = op.raw, op.save, op.outputs  # no bound method: Dynamo of torch 2.10 cannot hold one
 
     def forward(ctx: Any, *inputs: Any) -> Any:
         result = _run(raw, inputs)
         save(ctx, inputs, result)
-        return public(result)
+        return _public(result, outputs)
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(op.backward)}
     return type(op.name, (Function,), methods)
