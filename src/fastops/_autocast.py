@@ -10,9 +10,7 @@ from torch import Tensor
 
 def lower_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """As torch does for GEMMs: under autocast, floating-point tensors other than float64 in autocast's dtype."""
-    first = tensors[0]
-    if not isinstance(first, Tensor):
-        raise TypeError(f"[fastops] input must be a Tensor, got {type(first).__name__}")
+    first = _input(tensors[0])
     device = first.device.type
     try:
         if not torch.is_autocast_enabled(device):
@@ -25,12 +23,16 @@ def lower_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 
 def single_precision_on_cuda(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """As torch does for layer_norm and square: under CUDA autocast the half types in float32; on CPU nothing."""
-    first = tensors[0]
-    if not isinstance(first, Tensor):
-        raise TypeError(f"[fastops] input must be a Tensor, got {type(first).__name__}")
+    first = _input(tensors[0])
     if not (first.is_cuda and torch.is_autocast_enabled("cuda")):
         return tensors
     return tuple(t.float() if _castable(t) else t for t in tensors)
+
+
+def _input(x: object) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"[fastops] input must be a Tensor, got {type(x).__name__}")
+    return x
 
 
 def _castable(t: Tensor | None) -> TypeGuard[Tensor]:

@@ -14,18 +14,18 @@ from .._operator import Operator, check_parameter, wide
 Triple = tuple[Tensor, Tensor, Tensor]
 
 
-def _check(op: str, input: Tensor, normalized_shape: Sequence[int], *parameters: tuple[str, Tensor | None]) -> None:
+def _check(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None) -> None:
     """What the C++ edge checks, for where it is not asked: the plain composition, meta tensors, tracing."""
     if not input.is_floating_point():
-        raise RuntimeError(f"[{op}] input must be floating point, got {input.dtype}")
+        raise RuntimeError(f"[layer_norm] input must be floating point, got {input.dtype}")
     shape = list(normalized_shape)
     if not shape:
-        raise RuntimeError(f"[{op}] normalized_shape must have at least 1 dimension, got []")
+        raise RuntimeError("[layer_norm] normalized_shape must have at least 1 dimension, got []")
     if list(input.shape[max(input.dim() - len(shape), 0) :]) != shape:
-        raise RuntimeError(f"[{op}] input must end in normalized_shape {shape}, got shape {list(input.shape)}")
-    for name, parameter in parameters:
+        raise RuntimeError(f"[layer_norm] input must end in normalized_shape {shape}, got shape {list(input.shape)}")
+    for name, parameter in (("weight", weight), ("bias", bias)):
         if parameter is not None:
-            check_parameter(op, name, parameter, shape, input)
+            check_parameter("layer_norm", name, parameter, shape, input)
 
 
 def _centred(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -44,7 +44,7 @@ def layer_norm_reference(
     eps: float = 1e-5,
 ) -> Triple:
     """The op in plain PyTorch: output, mean and rstd."""
-    _check("layer_norm", input, normalized_shape, ("weight", weight), ("bias", bias))
+    _check(input, normalized_shape, weight, bias)
     dims = tuple(range(-len(normalized_shape), 0))
     centred, mean, rstd = _centred(wide(input), dims, eps)
     out = centred * rstd
@@ -94,7 +94,7 @@ def _sum(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 def _fake(
     input: Tensor, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Triple:
-    _check("layer_norm", input, normalized_shape, ("weight", weight), ("bias", bias))
+    _check(input, normalized_shape, weight, bias)
     stat = torch.float64 if input.dtype == torch.float64 else torch.float32
     leading = input.shape[: input.dim() - len(normalized_shape)]
     output = input.new_empty(input.shape)
