@@ -2,10 +2,10 @@
 
 # .venv is made from it; 3.10 or newer.
 PYTHON ?= python3
-# ON, OFF, or AUTO: build the CUDA kernels if nvcc is found.
-FASTOPS_CUDA ?= AUTO
-# Two keep development builds short; empty means every arch that nvcc supports.
-FASTOPS_CUDA_ARCHS ?= 80;90
+# 12 or 13: CUDA kernels by nvcc of that version. none: no CUDA kernels. Empty: as nvcc is found.
+CUDA ?=
+# Empty: two archs, which keep the builds of `make setup` short, and in wheels those of a release.
+FASTOPS_CUDA_ARCHS ?=
 # Passed on to the selftest, pytest or info.
 ARGS ?=
 
@@ -14,8 +14,8 @@ PIP_VERSION := 26.3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-SETTINGS := -C 'cmake.define.FASTOPS_CUDA=$(FASTOPS_CUDA)' \
-  -C 'cmake.define.FASTOPS_CUDA_ARCHS=$(FASTOPS_CUDA_ARCHS)'
+SETTINGS := -C 'cmake.define.FASTOPS_CUDA=$(CUDA)' \
+  -C 'cmake.define.FASTOPS_CUDA_ARCHS=$(or $(FASTOPS_CUDA_ARCHS),80;90)'
 # Folders too, so that a file that comes or goes is seen.
 SOURCES := $(shell find CMakeLists.txt cmake cpp cuda)
 CXX_FILES := $(filter %.cpp %.h %.cu %.cuh,$(SOURCES) $(shell find tools))
@@ -25,7 +25,7 @@ CXX_FILES := $(filter %.cpp %.h %.cu %.cuh,$(SOURCES) $(shell find tools))
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
-	@echo 'Settings, as in `make test FASTOPS_CUDA=OFF`: PYTHON, FASTOPS_CUDA, FASTOPS_CUDA_ARCHS, ARGS.'
+	@echo 'Settings, as in `make test CUDA=none`: PYTHON, CUDA, FASTOPS_CUDA_ARCHS, ARGS.'
 
 setup: build/.installed ## .venv with the pinned tools and an editable build of the tree
 
@@ -38,8 +38,9 @@ test: setup ## The tests, over all cores; ARGS="-k layer_norm -x"
 info: setup ## What was built, what this machine has, what was chosen and why
 	$(BIN)/python -m fastops.info $(ARGS)
 
-wheel: .venv/.dependencies ## A wheel of this tree in dist/; FASTOPS_CUDA_ARCHS= for every arch
-	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist $(SETTINGS) .
+wheel: .venv/.dependencies ## A wheel of this tree in dist/; CUDA=13 for fastops-cu13, CUDA=12, CUDA=none
+	FASTOPS_CUDA='$(CUDA)' FASTOPS_CUDA_ARCHS='$(FASTOPS_CUDA_ARCHS)' \
+	  $(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist -C build-dir=build/wheel .
 
 new-op: .venv/.dependencies ## The files of a new operator, from a template that passes; NAME=my_op
 	$(BIN)/python tools/new_op '$(NAME)'

@@ -1,11 +1,5 @@
 # Writes generated/fastops_build.h: what fastops._C says of itself, and the lists that the dispatch tables are made from.
 
-execute_process(COMMAND git -C "${CMAKE_CURRENT_SOURCE_DIR}" describe --always --dirty --abbrev=12 --exclude=*
-  OUTPUT_VARIABLE FASTOPS_GIT_COMMIT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-if(NOT FASTOPS_GIT_COMMIT)
-  set(FASTOPS_GIT_COMMIT "unknown")
-endif()
-
 function(fastops_for_each list_name out)
   set(text "")
   foreach(item IN LISTS ${list_name})

@@ -39,6 +39,8 @@ StreamGetter* stream_getter() {
 
 std::string text_of(int capability) { return std::to_string(capability / 10) + "." + std::to_string(capability % 10); }
 
+std::string version_of(int cuda) { return std::to_string(cuda / 1000) + "." + std::to_string(cuda % 1000 / 10); }
+
 std::string list_of(const std::vector<int>& archs) {
   std::string text;
   for (int arch : archs) text += (text.empty() ? "sm_" : ", sm_") + std::to_string(arch);
@@ -58,35 +60,22 @@ int highest_group() {
   throw std::invalid_argument("[fastops] FASTOPS_CUDA_ARCH must be one of " + names + ", got '" + forced + "'");
 }
 
-// "sm_90" machine code runs on cards of the same major version and the same or a later minor one; PTX of 90 is compiled
-// by the driver for any later card. Index of the best arch group for a compute capability, or -1.
-int arch_group(int capability) {
-  bool runs = false;
-  for (int arch : kCubins) runs |= arch / 10 == capability / 10 && arch <= capability;
-  for (int arch : kPtx) runs |= arch <= capability;
-  // `generic`, the first group, holds every arch of the list; a group for single archs would come after it.
-  return runs ? 0 : -1;
+std::string older_driver(int driver) {
+  return "the NVIDIA driver runs CUDA " + version_of(driver) +
+         " and older, this build is of CUDA " FASTOPS_CUDA_VERSION;
 }
 
 Device probe(int index) {
-  int major = 0, minor = 0;
-  cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
+  int major = 0, minor = 0, driver = 0;
+  cudaError_t error = cudaDriverGetVersion(&driver);
+  if (error == cudaSuccess && driver / 1000 < CUDART_VERSION / 1000) return {-1, 0, older_driver(driver)};
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
-  if (error != cudaSuccess) {
-    cudaGetLastError();  // not the next launch's error
-    return {-1, 0,
-            std::string("the driver does not take this binary's CUDA " FASTOPS_CUDA_VERSION ": ") +
-                cudaGetErrorString(error)};
-  }
-  int capability = 10 * major + minor, group = arch_group(capability);
-  if (group < 0)
-    return {-1, capability,
-            "compute capability " + text_of(capability) + " is not in this binary's machine code (" + list_of(kCubins) +
-                ") and older than its PTX"};
-  for (int arch : kCubins)
-    if (arch / 10 == capability / 10 && arch <= capability)
-      return {group, capability, "machine code for compute capability " + text_of(capability)};
-  return {group, capability, "PTX, compiled by the driver for compute capability " + text_of(capability)};
+  if (error == cudaSuccess) return fit(10 * major + minor, driver);
+  cudaGetLastError();  // not the next launch's error
+  return {
+      -1, 0,
+      std::string("the driver does not take this build's CUDA " FASTOPS_CUDA_VERSION ": ") + cudaGetErrorString(error)};
 }
 #endif
 
@@ -102,12 +91,32 @@ std::vector<std::string> arch_groups() {
 void check_environment() { highest_group(); }
 
 int device_count(std::string* error) {
-  int count = 0;
+  int count = 0, driver = 0;
   cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaSuccess) return count;
   cudaGetLastError();
-  if (error) *error = cudaGetErrorString(status);
+  const bool older =
+      status == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0;
+  if (error) *error = older ? older_driver(driver) : cudaGetErrorString(status);
   return 0;
+}
+
+// "sm_90" machine code runs on cards of the same major version and the same or a later minor one, under any driver of
+// its CUDA major. PTX of 90 is compiled for any later card by a driver that is not older than the nvcc that wrote it.
+Device fit(int capability, int driver) {
+  const std::string card = "compute capability " + text_of(capability);
+  if (driver / 1000 < CUDART_VERSION / 1000) return {-1, capability, older_driver(driver)};
+  // `generic`, the first group, holds every arch of the list; a group for single archs would come after it.
+  for (int arch : kCubins)
+    if (arch / 10 == capability / 10 && arch <= capability) return {0, capability, "machine code for " + card};
+  for (int arch : kPtx) {
+    if (arch > capability) continue;
+    if (driver < CUDART_VERSION)
+      return {-1, capability, card + " needs PTX to be compiled, and " + older_driver(driver)};
+    return {0, capability, "PTX, compiled by the driver for " + card};
+  }
+  return {-1, capability,
+          card + " is not in this build's machine code (" + list_of(kCubins) + ") and older than its PTX"};
 }
 
 const Device& device(int index) {
@@ -162,6 +171,7 @@ const Device& device(int) {
   static const Device none{-1, 0, "this build has no CUDA kernels"};
   return none;
 }
+Device fit(int, int) { return device(0); }
 Launch::Launch(const char* op, int device_index) : op_(op), device_(device_index), guard_(device_index) {}
 Launch::~Launch() = default;
 void Launch::check(int) const {}

@@ -18,6 +18,8 @@ struct Device {
 // Cached per device; the first call asks the driver.
 const Device& device(int index);
 int device_count(std::string* error);
+// What a card of this capability would run under a driver for CUDA `driver`, 1000 * major + 10 * minor. Asks nobody.
+Device fit(int capability, int driver);
 
 std::vector<std::string> arch_groups();
 // Throws std::invalid_argument if FASTOPS_CUDA_ARCH names a group that the binary lacks. Touches no driver.

@@ -42,22 +42,27 @@ nb::dict cpu() {
   return info;
 }
 
+nb::dict row_of(const cuda::Device& device) {
+  nb::dict row;
+  row["capability"] = device.capability;
+  row["arch"] = device.group < 0 ? nb::object(nb::none()) : nb::cast(cuda::arch_groups()[device.group]);
+  row["reason"] = device.reason;
+  return row;
+}
+
 nb::list cuda_devices() {
   nb::list list;
   std::string error;
   const int count = cuda::device_count(&error);
-  const auto groups = cuda::arch_groups();
   for (int k = 0; k < count; ++k) {
-    const cuda::Device& device = cuda::device(k);
-    nb::dict row;
+    nb::dict row = row_of(cuda::device(k));
     row["index"] = k;
-    row["capability"] = device.capability;
-    row["arch"] = device.group < 0 ? nb::object(nb::none()) : nb::cast(groups[device.group]);
-    row["reason"] = device.reason;
     list.append(row);
   }
   return list;
 }
+
+nb::dict cuda_fit(int capability, int driver) { return row_of(cuda::fit(capability, driver)); }
 
 std::string cuda_error() {
   std::string error;
@@ -81,5 +86,7 @@ NB_MODULE(_C, m) {
   m.def("cpu", &cpu, "The ISA level in use, and for each level the first CPU feature that is missing here.");
   m.def("set_isa", &set_isa, nb::arg("level"), "Use this ISA level from now on; for tests and bug reports.");
   m.def("cuda_devices", &cuda_devices, "For each visible GPU the arch group in use, or None, and the reason.");
+  m.def("cuda_fit", &cuda_fit, nb::arg("capability"), nb::arg("driver"),
+        "What a GPU of this capability (90) would run under a driver for this CUDA (13000); asks no driver.");
   m.def("cuda_error", &cuda_error, "Why no GPU is visible, in the CUDA runtime's words; empty if some are.");
 }

@@ -20,14 +20,17 @@ class Cpu(TypedDict):
     isa: str
     missing: dict[str, str]  # level -> first CPU feature missing here; empty: the level runs
 
-class CudaDevice(TypedDict):
-    index: int
+class CudaFit(TypedDict):
     capability: int  # 10 * major + minor
     arch: str | None
     reason: str
+
+class CudaDevice(CudaFit):
+    index: int
 
 def build_info() -> BuildInfo: ...
 def cpu() -> Cpu: ...
 def set_isa(level: str) -> None: ...
 def cuda_devices() -> list[CudaDevice]: ...
+def cuda_fit(capability: int, driver: int) -> CudaFit: ...
 def cuda_error() -> str: ...

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.autograd import Function, forward_ad
 
-from . import _C
+from .capability import capabilities
 
 _functorch_active = torch._C._are_functorch_transforms_active
 _compiling = torch.compiler.is_dynamo_compiling
@@ -135,9 +135,9 @@ _announced_gpus: set[int] = set()
 
 def _announce(index: int) -> None:
     _announced_gpus.add(index)
-    known = {gpu["index"]: gpu for gpu in _C.cuda_devices()}
-    arch, reason = (known[index]["arch"], known[index]["reason"]) if index in known else (None, _C.cuda_error())
-    if arch is None:
+    gpu = next((gpu for gpu in capabilities().gpus if gpu.index == index), None)
+    if gpu is None or gpu.arch is None:
+        reason = gpu.reason if gpu else "the driver does not show it"
         warnings.warn(f"[fastops] cuda:{index} runs plain PyTorch in place of our kernels: {reason}", stacklevel=2)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from . import _C, _driver
+from ._remedy import remedy
 
 _FORCING = ("FASTOPS_CPU_ISA", "FASTOPS_CUDA_ARCH")
 
@@ -122,7 +123,7 @@ def capabilities() -> Capabilities:
     build = Build(**{field.name: recorded[field.name] for field in fields(Build)})
     level, levels = _cpu_levels(build)
     driver = _driver.probe()
-    gpus, kernels_error = _gpus(driver)
+    gpus, kernels_error = _gpus(driver, build.distribution)
     torch_cuda = torch.version.cuda
     usable = gpus if torch_cuda else ()
     # All reasons, since all must be mended. Without a driver the CUDA runtime says that the driver is too old.
@@ -163,7 +164,7 @@ def _cpu_levels(build: Build) -> tuple[str, tuple[CpuLevel, ...]]:
     return chosen, tuple(CpuLevel(name, name == chosen, reason(name)) for name in reversed(names))
 
 
-def _gpus(driver: _driver.Driver) -> tuple[tuple[Gpu, ...], str]:
+def _gpus(driver: _driver.Driver, distribution: str) -> tuple[tuple[Gpu, ...], str]:
     """The driver's GPUs with the extension's choice for each, and why the extension sees none."""
     try:
         rows = {row["index"]: row for row in _C.cuda_devices()}
@@ -173,10 +174,17 @@ def _gpus(driver: _driver.Driver) -> tuple[tuple[Gpu, ...], str]:
     gpus = []
     for index, (name, capability) in enumerate(driver.gpus):
         row = rows.get(index)
-        gpus.append(
-            Gpu(index, name, capability, row["arch"] if row else None, row["reason"] if row else error or "not seen")
-        )
+        arch, reason = (row["arch"], row["reason"]) if row else (None, error or "not seen")
+        if arch is None and not _fits(capability, driver.cuda):
+            reason += ". " + remedy(distribution, capability, driver.cuda)
+        gpus.append(Gpu(index, name, capability, arch, reason))
     return tuple(gpus), error
+
+
+def _fits(capability: str, driver_cuda: str) -> bool:
+    """Whether another build would not help."""
+    major, minor = (int(part) for part in driver_cuda.split("."))
+    return _C.cuda_fit(int(capability.replace(".", "")), 1000 * major + 10 * minor)["arch"] is not None
 
 
 def _line(what: str, name: str, chosen: bool, reason: str) -> str:
