@@ -1,0 +1,237 @@
+"""What every wheel must be before anybody may install it. A gate returns what it saw, or raises Failed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from opened import ROOT, Failed, Wheel, platform_glibc
+
+# MB. Roughly twice today's, so that growth is a decision and not an accident; PyPI's own limit is 100.
+SIZE_LIMITS = {"fastops": 2, "fastops-cu12": 40, "fastops-cu13": 20}
+
+NEEDED = re.compile(r"lib(torch|torch_cpu|c10|stdc\+\+|gcc_s|m|c|dl|rt|pthread)\.so[.\d]*|ld-linux[\w-]*\.so[.\d]*")
+
+# Undefined symbols without a version: the stable ABI of Python, nanobind's split mode, torch's C shims, what every
+# linker leaves open, and templates of libstdc++ that libtorch_cpu exports as well, where the linker found them.
+KNOWN = re.compile(r"_?Py\w+|nb_\w+|(aoti_)?torch_\w+|_ITM_\w+|__gmon_start__|__cxa_finalize|_ZN[KRO]*St\w+")
+
+RELEASE_TAG = re.compile(r"cp310-abi3-manylinux_2_2[0-8]_(x86_64|aarch64)")
+
+
+def name(wheel: Wheel) -> str:
+    """File name, METADATA, and the distribution, version and CUDA that the binary reports are the same."""
+    build = wheel.build
+    cuda = str(build["cuda_version"])
+    expected = f"fastops-cu{cuda.partition('.')[0]}" if cuda else "fastops"
+    names = {
+        "file": wheel.distribution,
+        "METADATA": wheel.metadata["Name"],
+        "_C": build["distribution"],
+        "by CUDA": expected,
+    }
+    versions = {"file": wheel.version, "METADATA": wheel.metadata["Version"], "_C": build["version"]}
+    for fact in (names, versions):
+        if len(set(fact.values())) > 1:
+            raise Failed(f"they differ: {fact}")
+    if wheel.release and str(build["git_commit"]).endswith("-dirty"):
+        raise Failed(f"built from a tree with changes that no commit has: {build['git_commit']}")
+    return f"{expected} {wheel.version}, CUDA {cuda or 'none'}, commit {build['git_commit']}"
+
+
+def tag(wheel: Wheel) -> str:
+    """One file for every CPython from 3.10; a release is for glibc 2.28, as torch's own wheels are."""
+    tags = sorted(map(str, wheel.tags))
+    if not all(tag.startswith("cp310-abi3-") for tag in tags):
+        raise Failed(f"expected cp310-abi3, got {', '.join(tags)}")
+    if wheel.release and not any(RELEASE_TAG.fullmatch(tag) for tag in tags):
+        raise Failed(f"a release must be manylinux_2_28 or older, got {', '.join(tags)}")
+    return ", ".join(tags)
+
+
+def metadata(wheel: Wheel) -> str:
+    """What pip reads: Python and torch by their floors alone, no upper bound that would replace a user's torch."""
+    found = wheel.metadata
+    expected = {
+        "Requires-Python": [">=3.10"],
+        "Requires-Dist": [f"torch>={wheel.build['torch_floor']}", "nanobind-backend>=1.0"],
+        "License-Expression": ["Apache-2.0"],
+        "License-File": ["LICENSE"],
+    }
+    for key, values in expected.items():
+        if found.get_all(key) != values:
+            raise Failed(f"{key} must be {values}, got {found.get_all(key)}")
+    if "+" in wheel.version:
+        raise Failed(f"an index takes no local version, got {wheel.version}")
+    return ", ".join(expected["Requires-Dist"])
+
+
+def twine(wheel: Wheel) -> str:
+    """The index accepts the metadata and renders the description."""
+    said = run(sys.executable, "-m", "twine", "--no-color", "check", "--strict", str(wheel.file))
+    return said.rpartition(":")[2].strip()
+
+
+def contents(wheel: Wheel) -> str:
+    """The package's files, stubs, licence, SBOM and device headers; no test, no other source, no bundled library."""
+    sources = run("git", "-C", str(ROOT), "ls-files", "src/fastops", "cuda/device").split()
+    expected = {"fastops/_C.abi3.so"}
+    expected |= {name.removeprefix("src/") for name in sources if name.startswith("src/")}
+    expected |= {f"fastops/include/fastops/device/{Path(name).name}" for name in sources if name.startswith("cuda/")}
+    info = wheel.dist_info.name
+    expected |= {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE")}
+    expected |= {f"{info}/sboms/fastops.cdx.json"}
+    if set(wheel.names) != expected:
+        extra, missing = set(wheel.names) - expected, expected - set(wheel.names)
+        raise Failed(f"not expected: {sorted(extra)}; missing: {sorted(missing)}")
+    return f"{len(expected)} files"
+
+
+def size(wheel: Wheel) -> str:
+    """Under its limit, with what takes the room."""
+    megabytes = wheel.file.stat().st_size / 1e6
+    sections = {section.name: section["sh_size"] for section in wheel.elf.iter_sections()}
+    device = sections.get(".nv_fatbin", 0)
+    host = wheel.extension.stat().st_size - device
+    code = sections.get(".text", 0)
+    said = (
+        f"{megabytes:.2f} MB of at most {SIZE_LIMITS[wheel.distribution]}; unpacked, the extension is "
+        f"{device / 1e6:.2f} MB of CUDA code and {host / 1e6:.2f} MB for the CPU ({code / 1e6:.2f} of it instructions)"
+    )
+    if megabytes > SIZE_LIMITS[wheel.distribution]:
+        raise Failed(said)
+    return said
+
+
+def sbom(wheel: Wheel) -> str:
+    """Valid CycloneDX, of this very wheel, naming what is compiled in."""
+    text = (wheel.dist_info / "sboms" / "fastops.cdx.json").read_text(encoding="utf-8")
+    if error := JsonStrictValidator(SchemaVersion.V1_6).validate_str(text):
+        raise Failed(str(error))
+    bill = json.loads(text)
+    subject = bill["metadata"]["component"]
+    if (subject["name"], subject["version"]) != (wheel.distribution, wheel.version):
+        raise Failed(f"it is of {subject['name']} {subject['version']}")
+    parts = {component["name"]: component["version"] for component in bill["components"]}
+    expected = {"nanobind", "torch"} | ({"cuda-cudart"} if wheel.build["cuda_version"] else set())
+    if set(parts) != expected:
+        raise Failed(f"components must be {sorted(expected)}, got {sorted(parts)}")
+    return ", ".join(f"{name} {version}" for name, version in parts.items())
+
+
+def needed(wheel: Wheel) -> str:
+    """torch, the C and C++ libraries, and nothing else, from no folder of the build machine."""
+    dynamic = list(wheel.elf.get_section_by_name(".dynamic").iter_tags())
+    libraries = [tag.needed for tag in dynamic if tag.entry.d_tag == "DT_NEEDED"]
+    paths = [tag for tag in dynamic if tag.entry.d_tag in ("DT_RPATH", "DT_RUNPATH")]
+    if foreign := [library for library in libraries if not NEEDED.fullmatch(library)]:
+        raise Failed(f"it needs {', '.join(foreign)}")
+    if paths:
+        raise Failed(f"it has a run path: {paths}")
+    return ", ".join(libraries)
+
+
+def symbols(wheel: Wheel) -> str:
+    """It exports its entry alone, and what it imports is of a stable ABI or versioned."""
+    table = list(wheel.elf.get_section_by_name(".dynsym").iter_symbols())[1:]
+    exported = [s.name for s in table if s["st_shndx"] != "SHN_UNDEF" and s["st_info"]["bind"] != "STB_LOCAL"]
+    if exported != ["PyInit__C"]:
+        raise Failed(f"it exports {', '.join(exported)}")
+    versions = wheel.elf.get_section_by_name(".gnu.version")
+    imported = [
+        symbol.name
+        for index, symbol in enumerate(table, start=1)
+        if symbol["st_shndx"] == "SHN_UNDEF" and versions.get_symbol(index)["ndx"] in ("VER_NDX_LOCAL", "VER_NDX_GLOBAL")
+    ]
+    if foreign := [name for name in imported if not KNOWN.fullmatch(name)]:
+        raise Failed(f"symbols outside the stable ABIs: {', '.join(foreign)}")
+    return f"{len(imported)} of torch, Python and nanobind"
+
+
+def libc(wheel: Wheel) -> str:
+    """No symbol of the C and C++ libraries newer than the platform tag promises."""
+    report = json.loads(run(sys.executable, "-m", "auditwheel", "show", "--json", str(wheel.file)))
+    found = report["sym_tag"]
+    if wheel.glibc is None:
+        return f"symbols of {found}; not held to any, since the tag promises none"
+    if platform_glibc(found) > wheel.glibc:
+        raise Failed(f"the tag promises glibc {wheel.glibc}, the symbols are of {found}")
+    return f"symbols of {found}"
+
+
+def python_abi(wheel: Wheel) -> str:
+    """abi3audit: the stable ABI of the Python that the tag names."""
+    report = json.loads(run(sys.executable, "-m", "abi3audit", "--strict", "--report", str(wheel.file)))
+    (found,) = report["specs"][str(wheel.file)]["wheel"]
+    result = found["result"]
+    if not result["is_abi3"] or not result["is_abi3_baseline_compatible"]:
+        raise Failed(json.dumps(result))
+    return f"abi3 of {result['computed']}"
+
+
+def torch_abi(wheel: Wheel) -> str:
+    """torch-abi-audit: nothing but the C shims, none newer than the floor."""
+    program = "import sys, torch_abi_audit.cli as cli; sys.exit(cli.main())"
+    report = json.loads(run(sys.executable, "-c", program, "--json", str(wheel.extension)))
+    (found,) = report["extensions"]
+    torch = found["torch"]
+    if found["error"] or not torch["stable"] or torch["unknown_shim_symbols"]:
+        raise Failed(json.dumps(found))
+    floor = str(wheel.build["torch_floor"])
+    if torch["min_torch_version"] != f"{floor}.0":
+        raise Failed(f"the floor is {floor}, the symbols are of {torch['min_torch_version']}")
+    return f"{torch['stable_shim_count']} shims, PyTorch {torch['min_torch_version']} and newer"
+
+
+def archs(wheel: Wheel) -> str:
+    """The machine code and PTX in the file are those that the capability check goes by."""
+    tool = cuobjdump()
+    code = {int(n) for n in re.findall(r"sm_(\d+)\w*\.cubin", run(tool, "--list-elf", str(wheel.extension), ok=(0, 255)))}
+    ptx = {int(n) for n in re.findall(r"sm_(\d+)\w*\.ptx", run(tool, "--list-ptx", str(wheel.extension), ok=(0, 255)))}
+    reported = set(wheel.build["cubins"]), set(wheel.build["ptx"])  # type: ignore[call-overload]
+    if (code, ptx) != reported:
+        raise Failed(f"the file has {sorted(code)} and PTX {sorted(ptx)}, _C says {tuple(map(sorted, reported))}")
+    if not code:
+        return "no CUDA code"
+    said = f"sm {' '.join(map(str, sorted(code)))}, PTX {' '.join(map(str, sorted(ptx)))}"
+    text = (ROOT / "cmake" / "FastopsCuda.cmake").read_text()
+    wanted = {int(n) for n in re.search(r"RELEASE_ARCHS ([\d ]+)\)", text)[1].split()}  # type: ignore[index]
+    wanted -= {arch for arch in wanted if arch < 75 and wheel.distribution == "fastops-cu13"}
+    if wheel.release and (code != wanted or ptx != {max(wanted)}):
+        raise Failed(f"a release has {sorted(wanted)} and PTX {max(wanted)}, this has {said}")
+    return said
+
+
+def paths(wheel: Wheel) -> str:
+    """No folder of the build machine in the binary."""
+    found = set(re.findall(rb"(?<![\w.])/(?:home|root|tmp|project|work|build)/[\w./-]+", wheel.extension.read_bytes()))
+    if found:
+        raise Failed(", ".join(sorted(path.decode() for path in found)[:5]))
+    return "none"
+
+
+GATES = (name, tag, metadata, twine, contents, size, sbom, needed, symbols, libc, python_abi, torch_abi, archs, paths)
+
+
+def run(*command: str, ok: tuple[int, ...] = (0,)) -> str:
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode not in ok:
+        raise Failed(f"{Path(command[0]).name} ended with {result.returncode}: {result.stdout}{result.stderr}".strip())
+    return result.stdout
+
+
+def cuobjdump() -> str:
+    """NVIDIA's own reader, from its package on PyPI or from a CUDA toolkit."""
+    for file in sorted(Path(sysconfig.get_path("platlib")).glob("nvidia/*/bin/cuobjdump")):
+        file.chmod(0o755)  # the package leaves it without
+        return str(file)
+    if found := shutil.which("cuobjdump"):
+        return found
+    raise Failed("cuobjdump is missing: pip install nvidia-cuda-cuobjdump")
