@@ -28,7 +28,7 @@ if(FASTOPS_CUDA_ENABLED)
     "\"name\": \"NVIDIA CUDA Toolkit EULA\"" "cudart_static, linked statically")
 endif()
 
-set(purl pkg:pypi/${SKBUILD_PROJECT_NAME}@${SKBUILD_PROJECT_VERSION_FULL})
+set(purl pkg:pypi/${FASTOPS_DISTRIBUTION}@${SKBUILD_PROJECT_VERSION_FULL})
 # Of the contents, so that one source gives one file.
 string(UUID serial NAMESPACE 6ba7b811-9dad-11d1-80b4-00c04fd430c8 TYPE SHA1
   NAME "${purl} ${FASTOPS_GIT_COMMIT} ${components}")
@@ -45,7 +45,7 @@ file(CONFIGURE OUTPUT "${CMAKE_CURRENT_BINARY_DIR}/sbom/fastops.cdx.json" CONTEN
     "component": {
       "type": "library",
       "bom-ref": "@purl@",
-      "name": "@SKBUILD_PROJECT_NAME@",
+      "name": "@FASTOPS_DISTRIBUTION@",
       "version": "@SKBUILD_PROJECT_VERSION_FULL@",
       "licenses": [{"license": {"id": "Apache-2.0"}}],
       "purl": "@purl@"
