@@ -12,6 +12,11 @@ ARGS ?=
 # The first pip that reads [dependency-groups] is 25.1.
 PIP_VERSION := 26.3
 BIN := .venv/bin
+COMMIT := $(shell git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null)
+# pyproject.toml has the image of CUDA 13; that of CUDA 12 differs in its name, and the CPU wheel needs no CUDA.
+CIBW_IMAGE := CIBW_MANYLINUX_$(if $(filter aarch64 arm64,$(shell uname -m)),AARCH64,X86_64)_IMAGE
+IMAGE_none := manylinux_2_28
+IMAGE_12 := quay.io/manylinux_cuda/manylinux_2_28_$(shell uname -m)_cuda12_9
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 SETTINGS := -C 'cmake.define.FASTOPS_CUDA=$(CUDA)' \
@@ -20,11 +25,11 @@ SETTINGS := -C 'cmake.define.FASTOPS_CUDA=$(CUDA)' \
 SOURCES := $(shell find CMakeLists.txt cmake cpp cuda)
 CXX_FILES := $(filter %.cpp %.h %.cu %.cuh,$(SOURCES) $(shell find tools))
 
-.PHONY: help setup selftest test info wheel new-op format lint clean
+.PHONY: help setup selftest test info wheel sdist wheels gates sdist-check release-check new-op format lint clean
 .DEFAULT_GOAL := help
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 	@echo 'Settings, as in `make test CUDA=none`: PYTHON, CUDA, FASTOPS_CUDA_ARCHS, ARGS.'
 
 setup: build/.installed ## .venv with the pinned tools and an editable build of the tree
@@ -42,6 +47,26 @@ wheel: .venv/.dependencies ## A wheel of this tree in dist/; CUDA=13 for fastops
 	FASTOPS_CUDA='$(CUDA)' FASTOPS_CUDA_ARCHS='$(FASTOPS_CUDA_ARCHS)' \
 	  $(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist -C build-dir=build/wheel .
 
+sdist: .venv/.release ## The source archive in dist/
+	rm -f dist/fastops-*.tar.gz
+	$(BIN)/python -m build --no-isolation --sdist --outdir dist
+
+wheels: sdist ## The release's wheel in wheelhouse/, built and tested by cibuildwheel; CUDA=13, 12 or none
+	FASTOPS_CUDA='$(or $(CUDA),none)' FASTOPS_GIT_COMMIT='$(COMMIT)' \
+	  $(CIBW_IMAGE)="$${$(CIBW_IMAGE):-$(IMAGE_$(or $(CUDA),none))}" \
+	  $(BIN)/cibuildwheel --platform linux --output-dir wheelhouse dist/fastops-*.tar.gz
+
+gates: .venv/.release ## What WHEELS (default dist/*.whl) must be before anybody may install them; ARGS=--release
+	$(BIN)/python tools/gates $(ARGS) $(or $(WHEELS),$(wildcard dist/*.whl))
+
+sdist-check: sdist ## Build the source archive elsewhere and prove the operators
+	$(BIN)/python tools/release/sdist.py dist/fastops-*.tar.gz
+
+release-check: lint sdist-check .venv/.release ## All of a release that needs no network and no GPU; TAG=v1.2.3
+	$(BIN)/python tools/release/tag.py $(TAG)
+	$(MAKE) wheel CUDA=none
+	$(MAKE) gates WHEELS='$(wildcard dist/fastops-*.whl)'
+
 new-op: .venv/.dependencies ## The files of a new operator, from a template that passes; NAME=my_op
 	$(BIN)/python tools/new_op '$(NAME)'
 
@@ -57,7 +82,7 @@ lint: .venv/.dependencies ## Check format, style and types
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
 clean: ## Remove what was built; .venv stays
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("fastops needs Python 3.10 or newer; try make PYTHON=python3.12")'
@@ -67,6 +92,10 @@ $(BIN)/python:
 .venv/.dependencies: pyproject.toml | $(BIN)/python
 	$(PIP) install --quiet pip==$(PIP_VERSION)
 	$(PIP) install --quiet --group dev
+	@touch $@
+
+.venv/.release: .venv/.dependencies
+	$(PIP) install --quiet --group release
 	@touch $@
 
 build/.installed: .venv/.dependencies build/.settings $(SOURCES)

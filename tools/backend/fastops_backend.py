@@ -6,6 +6,7 @@ The environment says what is wanted:
   builds ``fastops`` without CUDA. Unset, the name is ``fastops`` and the machine decides.
 - ``FASTOPS_CUDA_ARCHS="80;90"``: machine code for these; unset, for those of a release.
 - ``FASTOPS_STATIC_NANOBIND=1`` links nanobind into the module: cp312-abi3, and no need of nanobind-backend.
+- ``FASTOPS_GIT_COMMIT``: what the binary reports as its commit, where git cannot tell.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def settings_of(config_settings: Settings | None) -> Settings:
         settings["wheel.py-api"] = "cp312"  # nanobind's own floor for the stable ABI
     settings |= config_settings or {}
     if cuda and settings["cmake.define.FASTOPS_CUDA"] != cuda:
-        raise SystemExit(f"[fastops] FASTOPS_CUDA is {cuda!r} in the environment and another in the settings")
+        wished = settings["cmake.define.FASTOPS_CUDA"]
+        raise SystemExit(f"[fastops] FASTOPS_CUDA is {cuda!r} in the environment and {wished!r} in the settings")
     return settings
 
 
@@ -110,7 +112,9 @@ def edit(file: Path, edits: dict[str, str]) -> None:
 
 
 def commit() -> str:
-    """Of the tree; an unpacked sdist does not know."""
+    """Of the tree. An unpacked sdist does not know, so who builds from one may say it in FASTOPS_GIT_COMMIT."""
+    if told := os.environ.get("FASTOPS_GIT_COMMIT"):
+        return told
     # In a container the tree often belongs to another user, and git would refuse to look at it without safe.directory.
     git = ["git", "-c", "safe.directory=*", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:

@@ -148,7 +148,8 @@ def symbols(wheel: Wheel) -> str:
     imported = [
         symbol.name
         for index, symbol in enumerate(table, start=1)
-        if symbol["st_shndx"] == "SHN_UNDEF" and versions.get_symbol(index)["ndx"] in ("VER_NDX_LOCAL", "VER_NDX_GLOBAL")
+        if symbol["st_shndx"] == "SHN_UNDEF"
+        and versions.get_symbol(index)["ndx"] in ("VER_NDX_LOCAL", "VER_NDX_GLOBAL")
     ]
     if foreign := [name for name in imported if not KNOWN.fullmatch(name)]:
         raise Failed(f"symbols outside the stable ABIs: {', '.join(foreign)}")
@@ -193,7 +194,9 @@ def torch_abi(wheel: Wheel) -> str:
 def archs(wheel: Wheel) -> str:
     """The machine code and PTX in the file are those that the capability check goes by."""
     tool = cuobjdump()
-    code = {int(n) for n in re.findall(r"sm_(\d+)\w*\.cubin", run(tool, "--list-elf", str(wheel.extension), ok=(0, 255)))}
+    code = {
+        int(n) for n in re.findall(r"sm_(\d+)\w*\.cubin", run(tool, "--list-elf", str(wheel.extension), ok=(0, 255)))
+    }
     ptx = {int(n) for n in re.findall(r"sm_(\d+)\w*\.ptx", run(tool, "--list-ptx", str(wheel.extension), ok=(0, 255)))}
     reported = set(wheel.build["cubins"]), set(wheel.build["ptx"])  # type: ignore[call-overload]
     if (code, ptx) != reported:

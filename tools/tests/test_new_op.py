@@ -13,7 +13,7 @@ import pytest
 
 from fastops.cases import Case
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -1,0 +1,48 @@
+"""``python tools/release/sdist.py FILE``: what users of the sdist do: unpack it, build it, prove the operators.
+
+Metadata must come without torch, since pip asks for it before it has installed any.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from pathlib import Path
+
+METADATA = """
+import sys
+sys.modules["torch"] = None  # cannot be imported
+sys.path.insert(0, "tools/backend")
+import fastops_backend as backend
+print("requires for a wheel:", backend.get_requires_for_build_wheel())
+backend.prepare_metadata_for_build_wheel(sys.argv[1])
+"""
+
+
+def main(file: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with tarfile.open(file) as archive:
+            archive.extractall(folder, filter="data")
+        (tree,) = folder.glob("fastops-*")
+        site = folder / "site"
+
+        def run(*arguments: str, **environment: str) -> None:
+            command = [sys.executable, *arguments]
+            subprocess.run(command, cwd=tree, env=os.environ | {"FASTOPS_CUDA": "none"} | environment, check=True)
+
+        run("-c", METADATA, str(folder / "metadata"))
+        pip = ("-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+        run(*pip, "--no-build-isolation", "--no-deps", "--target", str(site), ".")
+        # -S: the finder of an editable installation would come before the path.
+        path = os.pathsep.join([str(site), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
+        run("-S", "-c", "import fastops; print(fastops.__path__)", PYTHONPATH=path)
+        run("-S", "-m", "fastops.selftest", "--quick", "--device", "cpu", PYTHONPATH=path)
+
+
+if __name__ == "__main__":
+    main(str(Path(sys.argv[1]).resolve()))

@@ -1,0 +1,37 @@
+"""Facts that two places must state are the same in both."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fastops import _load
+from fastops._remedy import RELEASES
+
+ROOT = Path(__file__).parents[2]
+tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def cmake(file: str, name: str) -> str:
+    found = re.search(rf"(?m)^set\({name} \"?([^\")]+?)\"?( CACHE.*)?\)$", (ROOT / file).read_text())
+    assert found, f"{file} has no set({name})"
+    return found[1]
+
+
+def test_released_archs() -> None:
+    archs = tuple(map(int, cmake("cmake/FastopsCuda.cmake", "FASTOPS_RELEASE_ARCHS").split()))
+    assert RELEASES[12] == archs
+    assert RELEASES[13] == tuple(arch for arch in archs if arch >= 75)  # what nvcc 13 still makes
+
+
+def test_released_cuda_versions() -> None:
+    assert set(_load.DISTRIBUTIONS) == {"fastops"} | {f"fastops-cu{major}" for major in RELEASES}
+
+
+def test_floor_of_torch() -> None:
+    floor = cmake("CMakeLists.txt", "FASTOPS_TORCH_FLOOR")
+    assert ".".join(map(str, _load.TORCH_FLOOR)) == floor
+    assert f"torch>={floor}" in PROJECT["dependencies"]
