@@ -15,6 +15,7 @@ import contextlib
 import os
 import re
 import subprocess
+import sysconfig
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -74,6 +75,8 @@ def release_tree(config_settings: Settings | None) -> Iterator[Settings]:
 
 def settings_of(config_settings: Settings | None) -> Settings:
     """What the caller set; beneath it what the environment says, always all of it, since CMake's cache remembers."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise SystemExit("[fastops] free-threaded Python has no stable ABI before 3.15; use one with the GIL")
     cuda, static = os.environ.get("FASTOPS_CUDA", ""), os.environ.get("FASTOPS_STATIC_NANOBIND", "")
     if cuda not in CHOICES:
         raise SystemExit(f"[fastops] FASTOPS_CUDA must be unset or one of {', '.join(CHOICES[1:])}, got {cuda!r}")
@@ -98,7 +101,7 @@ def edits_of_project() -> dict[str, str]:
     if (cuda := os.environ.get("FASTOPS_CUDA", "")) not in ("", "none"):
         edits[r'(?m)^name = "fastops"$'] = f'name = "fastops-cu{cuda}"'
     if os.environ.get("FASTOPS_STATIC_NANOBIND"):
-        edits[r', "nanobind-backend[^"]*"\]'] = "]"
+        edits[r'(?m)^(dependencies = .*), "nanobind-backend[^"]*"\]$'] = r"\1]"
     return edits
 
 

@@ -75,6 +75,13 @@ def test_unknown_cuda_lists_the_choices(tree: Path, hook: str) -> None:
     assert "[fastops] FASTOPS_CUDA must be unset or one of none, 12, 13, got '13.0'" in result.stderr
 
 
+def test_free_threaded_python_is_refused(tree: Path) -> None:
+    code = "import sysconfig; sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1; backend.build_wheel('out')"
+    result = call(tree, code)
+    assert result.returncode == 1
+    assert "free-threaded Python has no stable ABI before 3.15" in result.stderr
+
+
 def test_two_different_wishes_are_refused(tree: Path) -> None:
     settings = {"cmake.define.FASTOPS_CUDA": "13"}
     result = call(tree, f"backend.build_wheel('out', {settings})", FASTOPS_CUDA="12")

@@ -80,7 +80,7 @@ def environment() -> dict[str, Any]:
     found = capabilities()
     return {
         "versions": {
-            "fastops": found.build.version,
+            found.build.distribution: found.build.version,
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
