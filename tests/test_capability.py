@@ -56,8 +56,9 @@ def test_the_stubs_name_what_the_extension_has() -> None:
     }
     assert keys["BuildInfo"] == set(_C.build_info())
     assert keys["Cpu"] == set(_C.cpu())
+    assert keys["CudaFit"] == set(_C.cuda_fit(90, 13000))
     for row in _C.cuda_devices():
-        assert keys["CudaDevice"] == set(row)
+        assert keys["CudaFit"] | keys["CudaDevice"] == set(row)
 
 
 def test_build_is_what_the_binary_records() -> None:
