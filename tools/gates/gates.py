@@ -145,12 +145,12 @@ def symbols(wheel: Wheel) -> str:
     if exported != ["PyInit__C"]:
         raise Failed(f"it exports {', '.join(exported)}")
     versions = wheel.elf.get_section_by_name(".gnu.version")
-    imported = [
-        symbol.name
-        for index, symbol in enumerate(table, start=1)
-        if symbol["st_shndx"] == "SHN_UNDEF"
-        and versions.get_symbol(index)["ndx"] in ("VER_NDX_LOCAL", "VER_NDX_GLOBAL")
-    ]
+
+    def versioned(index: int) -> bool:
+        return versions is not None and str(versions.get_symbol(index)["ndx"]).isdigit()
+
+    undefined = [(index, s.name) for index, s in enumerate(table, start=1) if s["st_shndx"] == "SHN_UNDEF"]
+    imported = [name for index, name in undefined if not versioned(index)]
     if foreign := [name for name in imported if not KNOWN.fullmatch(name)]:
         raise Failed(f"symbols outside the stable ABIs: {', '.join(foreign)}")
     return f"{len(imported)} of torch, Python and nanobind"
