@@ -6,6 +6,8 @@ PYTHON ?= python3
 CUDA ?=
 # Empty: two archs, which keep the builds of `make setup` short, and in wheels those of a release.
 FASTOPS_CUDA_ARCHS ?=
+# The torch in .venv, such as 2.10.0, or newest; empty: the one that pyproject.toml pins.
+TORCH ?=
 # Passed on to the selftest, pytest or info.
 ARGS ?=
 
@@ -18,6 +20,7 @@ CIBW_IMAGE := CIBW_MANYLINUX_$(if $(filter aarch64 arm64,$(shell uname -m)),AARC
 IMAGE_none := manylinux_2_28
 IMAGE_12 := quay.io/manylinux_cuda/manylinux_2_28_$(shell uname -m)_cuda12_9
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+OTHER_TORCH := $(if $(TORCH),$(if $(filter newest,$(TORCH)),torch,torch==$(TORCH)))
 
 SETTINGS := -C 'cmake.define.FASTOPS_CUDA=$(CUDA)' \
   -C 'cmake.define.FASTOPS_CUDA_ARCHS=$(or $(FASTOPS_CUDA_ARCHS),80;90)'
@@ -25,12 +28,13 @@ SETTINGS := -C 'cmake.define.FASTOPS_CUDA=$(CUDA)' \
 SOURCES := $(shell find CMakeLists.txt cmake cpp cuda)
 CXX_FILES := $(filter %.cpp %.h %.cu %.cuh,$(SOURCES) $(shell find tools))
 
-.PHONY: help setup selftest test info wheel sdist wheels gates sdist-check release-check new-op format lint clean
+.PHONY: help setup selftest test info wheel sdist wheels gates test-wheel sdist-check release-check release-files \
+  published new-op format lint workflows clean
 .DEFAULT_GOAL := help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
-	@echo 'Settings, as in `make test CUDA=none`: PYTHON, CUDA, FASTOPS_CUDA_ARCHS, ARGS.'
+	@echo 'Settings, as in `make test CUDA=none`: PYTHON, CUDA, FASTOPS_CUDA_ARCHS, TORCH, ARGS.'
 
 setup: build/.installed ## .venv with the pinned tools and an editable build of the tree
 
@@ -59,13 +63,29 @@ wheels: sdist ## The release's wheel in wheelhouse/, built and tested by cibuild
 gates: .venv/.release ## What WHEELS (default dist/*.whl) must be before anybody may install them; ARGS=--release
 	$(BIN)/python tools/gates $(ARGS) $(or $(WHEELS),$(wildcard dist/*.whl))
 
+test-wheel: ## Prove WHEEL as its users have it, in an environment of its own; ARGS="--device cuda" for the selftest
+	rm -rf build/test-wheel
+	$(PYTHON) -m venv build/test-wheel/.venv
+	cp -R tests pyproject.toml build/test-wheel
+	cd build/test-wheel && $(PIP) install --quiet pip==$(PIP_VERSION)
+	cd build/test-wheel && $(PIP) install $(abspath $(wildcard $(WHEEL))) --group test $(or $(OTHER_TORCH),--group torch)
+	cd build/test-wheel && $(BIN)/python -m fastops.info
+	cd build/test-wheel && $(BIN)/python -m fastops.selftest $(ARGS)
+	cd build/test-wheel && $(BIN)/python -m pytest -n auto tests
+
 sdist-check: sdist ## Build the source archive elsewhere and prove the operators
 	$(BIN)/python tools/release/sdist.py dist/fastops-*.tar.gz
 
 release-check: lint sdist-check .venv/.release ## All of a release that needs no network and no GPU; TAG=v1.2.3
-	$(BIN)/python tools/release/tag.py $(TAG)
+	$(BIN)/python tools/release/tag.py $${TAG:+"$$TAG"}
 	$(MAKE) wheel CUDA=none
-	$(MAKE) gates WHEELS='$(wildcard dist/fastops-*.whl)'
+	$(MAKE) gates WHEELS='dist/fastops-*.whl'
+
+release-files: ## Sort what the release's builds left in FOLDER; all of it must be there, and nothing else
+	$(PYTHON) tools/release/files.py '$(FOLDER)'
+
+published: .venv/.dependencies ## The index serves the files of FOLDER, byte for byte
+	$(BIN)/python tools/release/published.py '$(FOLDER)'
 
 new-op: .venv/.dependencies ## The files of a new operator, from a template that passes; NAME=my_op
 	$(BIN)/python tools/new_op '$(NAME)'
@@ -81,6 +101,12 @@ lint: .venv/.dependencies ## Check format, style and types
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
+workflows: .venv/.release ## Check the workflows: their schema, their permissions, what they trust
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema custom.github-workflows-require-timeout .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/zizmor --offline --no-progress --strict-collection --persona pedantic .
+
 clean: ## Remove what was built; .venv stays
 	rm -rf build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
@@ -89,9 +115,10 @@ $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
 # torch and the build tools first: the build runs without isolation, so that it sees this torch and brings no other.
-.venv/.dependencies: pyproject.toml | $(BIN)/python
+.venv/.dependencies: pyproject.toml .venv/.torch
 	$(PIP) install --quiet pip==$(PIP_VERSION)
 	$(PIP) install --quiet --group dev
+	$(if $(OTHER_TORCH),$(PIP) install --quiet --upgrade $(OTHER_TORCH))
 	@touch $@
 
 .venv/.release: .venv/.dependencies
@@ -103,7 +130,10 @@ build/.installed: .venv/.dependencies build/.settings $(SOURCES)
 	@$(BIN)/python -c 'import fastops; print(fastops.capabilities())'
 	@touch $@
 
-# Rewritten when the settings differ from those of the last build.
+# Both are rewritten when they differ from what was asked for last.
+.venv/.torch: .FORCE | $(BIN)/python
+	@echo '$(TORCH)' | cmp -s - $@ || echo '$(TORCH)' > $@
+
 build/.settings: .FORCE
 	@mkdir -p build; printf '%s\n' "$(SETTINGS)" | cmp -s - $@ || printf '%s\n' "$(SETTINGS)" > $@
 .PHONY: .FORCE

@@ -19,7 +19,7 @@ ATTEMPTS, PAUSE = 20, 30  # seconds
 
 
 def main(folder: str) -> int:
-    missing = sorted(path for path in Path(folder).iterdir() if path.suffix in (".whl", ".gz"))
+    missing = sorted(path for path in Path(folder).rglob("*") if path.suffix in (".whl", ".gz"))
     if not missing:
         print(f"{folder} has no files to look for", file=sys.stderr)
         return 1
