@@ -85,7 +85,7 @@ namespace {
 
 Tensor empty_strided(Shape sizes, const int64_t* strides, const Tensor& device_of, int32_t dtype) {
   int32_t device_type = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(device_of.get(), &device_type));
+  check_torch("aoti_torch_get_device_type", aoti_torch_get_device_type(device_of.get(), &device_type));
   AtenTensorHandle handle = nullptr;
   check_torch("aten::empty_strided",
               aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides, dtype, device_type,
@@ -108,7 +108,7 @@ Tensor allocate_like(const Tensor& like) {
   // The shim is several times cheaper than a call through the dispatcher, but it wants the strides spelled out.
   if (like.is_contiguous()) {
     int32_t dtype = 0;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+    check_torch("aoti_torch_get_dtype", aoti_torch_get_dtype(like.get(), &dtype));
     return empty_strided(like.sizes(), like.strides().data(), like, dtype);
   }
   return call<Tensor>("aten::empty_like", like, std::nullopt, std::nullopt, std::nullopt, std::nullopt, std::nullopt);

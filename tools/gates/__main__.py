@@ -20,6 +20,9 @@ def main() -> int:
     parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
     parser.add_argument("--release", action="store_true", help="hold them to what is published")
     arguments = parser.parse_args()
+    for file in arguments.wheels:
+        if not file.is_file():
+            parser.error(f"there is no file {file}")
     failures = 0
     for file in arguments.wheels:
         print(file.name)
