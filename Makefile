@@ -76,7 +76,7 @@ test-wheel: ## Prove WHEEL as its users have it, in an environment of its own; A
 sdist-check: sdist ## Build the source archive elsewhere and prove the operators
 	$(BIN)/python tools/release/sdist.py dist/fastops-*.tar.gz
 
-release-check: lint sdist-check .venv/.release ## All of a release that needs no network and no GPU; TAG=v1.2.3
+release-check: lint workflows sdist-check .venv/.release ## All of a release that needs no network and no GPU; TAG=v1.2.3
 	$(BIN)/python tools/release/tag.py $${TAG:+"$$TAG"}
 	$(MAKE) wheel CUDA=none
 	$(MAKE) gates WHEELS='dist/fastops-*.whl'
