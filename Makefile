@@ -3,7 +3,7 @@
 # .venv is made from it; 3.10 or newer.
 PYTHON ?= python3
 # 12 or 13: CUDA kernels by nvcc of that version. none: no CUDA kernels. Empty: as nvcc is found.
-CUDA ?=
+CUDA ?= $(FASTOPS_CUDA)
 # Empty: two archs, which keep the builds of `make setup` short, and in wheels those of a release.
 FASTOPS_CUDA_ARCHS ?=
 # The torch in .venv, such as 2.10.0, or newest; empty: the one that pyproject.toml pins.
@@ -76,8 +76,10 @@ test-wheel: ## Prove WHEEL as its users have it, in an environment of its own; A
 sdist-check: sdist ## Build the source archive elsewhere and prove the operators
 	$(BIN)/python tools/release/sdist.py dist/fastops-*.tar.gz
 
-release-check: lint workflows sdist-check .venv/.release ## All of a release that needs no network and no GPU; TAG=v1.2.3
+release-check: lint workflows setup sdist-check .venv/.release ## All of a release that needs no network and no GPU; TAG=v1.2.3
 	$(BIN)/python tools/release/tag.py $${TAG:+"$$TAG"}
+	$(BIN)/python -m pytest -q -n auto tools/tests
+	rm -f dist/fastops-*.whl
 	$(MAKE) wheel CUDA=none
 	$(MAKE) gates WHEELS='dist/fastops-*.whl'
 

@@ -33,9 +33,17 @@ SWITCH = "pip uninstall -y {} && pip install {}"
         ("fastops-cu12", "12.0", "13.2", SWITCH.format("fastops-cu12", "fastops-cu13")),
         ("fastops-cu12", "9.0", "11.8", "Update the NVIDIA driver to one for CUDA 12: "),
         ("fastops-cu13", "9.0", "11.8", "Update the NVIDIA driver to one for CUDA 13: "),
-        ("fastops", "9.0", "11.8", "Update the NVIDIA driver to one for CUDA 12: "),
-        ("fastops-cu12", "6.1", "12.9", "FASTOPS_CUDA_ARCHS=61 pip install --no-binary fastops fastops"),
-        ("fastops-cu13", "11.0", "13.0", "FASTOPS_CUDA_ARCHS=110 pip install --no-binary fastops fastops"),
+        ("fastops", "9.0", "11.8", ", then " + SWITCH.format("fastops", "fastops-cu12")),
+        ("fastops-cu13", "7.0", "11.8", ", then " + SWITCH.format("fastops-cu13", "fastops-cu12")),
+        ("fastops-cu12", "13.0", "12.4", ", then " + SWITCH.format("fastops-cu12", "fastops-cu13")),
+        ("fastops-cu13", "8.7", "13.0", "FASTOPS_CUDA_ARCHS=87 pip install --no-cache-dir "),
+        ("fastops-cu12", "6.1", "12.9", "FASTOPS_CUDA= FASTOPS_CUDA_ARCHS=61 pip install --no-cache-dir --no-binary"),
+        (
+            "fastops-cu13",
+            "11.0",
+            "13.0",
+            "FASTOPS_CUDA_ARCHS=110 pip install --no-cache-dir --no-binary fastops fastops",
+        ),
         ("fastops", "10.3", "13.0", SWITCH.format("fastops", "fastops-cu13")),
     ],
 )
@@ -78,6 +86,18 @@ def test_a_driver_older_than_the_build() -> None:
     assert found["reason"] == (
         f"the NVIDIA driver runs CUDA 11.8 and older, this build is of CUDA {BUILD['cuda_version']}"
     )
+
+
+@needs_kernels
+@pytest.mark.parametrize("chip", [72, 87, 110])
+def test_a_tegra_chip_runs_no_desktop_code(chip: int) -> None:
+    found = _C.cuda_fit(chip, NEWEST)
+    assert found["arch"] is None or found["reason"].startswith("PTX, ")
+
+
+def test_what_conda_installed_is_mended_by_conda() -> None:
+    assert remedy("fastops", "9.0", "13.0", conda=True) == 'conda install "fastops=*=cuda13*"'
+    assert "conda remove fastops && " in remedy("fastops", "6.1", "13.0", conda=True)
 
 
 def test_capabilities_end_the_reason_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,4 +143,4 @@ def test_under_an_old_driver_the_cpu_works_and_the_report_says_what_to_do(tmp_pa
     assert right
     cause = f"the NVIDIA driver runs CUDA 11.8 and older, this build is of CUDA {BUILD['cuda_version']}"
     assert reason.startswith(cause if CUDA else "this build has no CUDA kernels")
-    assert reason.endswith(": https://www.nvidia.com/drivers")
+    assert ". Update the NVIDIA driver to one for CUDA " in reason

@@ -2,10 +2,12 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -40,6 +42,12 @@ StreamGetter* stream_getter() {
 std::string text_of(int capability) { return std::to_string(capability / 10) + "." + std::to_string(capability % 10); }
 
 std::string version_of(int cuda) { return std::to_string(cuda / 1000) + "." + std::to_string(cuda % 1000 / 10); }
+
+// Neither a Tegra chip's machine code nor a desktop card's runs on the other kind, nor on a later chip of its own.
+bool is_tegra(int capability) {
+  constexpr int chips[] = {53, 62, 72, 87, 101, 110};
+  return std::find(std::begin(chips), std::end(chips), capability) != std::end(chips);
+}
 
 std::string list_of(const std::vector<int>& archs) {
   std::string text;
@@ -108,7 +116,9 @@ Device fit(int capability, int driver) {
   if (driver / 1000 < CUDART_VERSION / 1000) return {-1, capability, older_driver(driver)};
   // `generic`, the first group, holds every arch of the list; a group for single archs would come after it.
   for (int arch : kCubins)
-    if (arch / 10 == capability / 10 && arch <= capability) return {0, capability, "machine code for " + card};
+    if (arch == capability ||
+        (!is_tegra(capability) && !is_tegra(arch) && arch / 10 == capability / 10 && arch < capability))
+      return {0, capability, "machine code for " + card};
   for (int arch : kPtx) {
     if (arch > capability) continue;
     if (driver < CUDART_VERSION)

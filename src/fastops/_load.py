@@ -61,6 +61,13 @@ def installed(folders: Iterable[str] | None = None) -> dict[str, str]:
     return found
 
 
+def by_conda() -> bool:
+    """Whether conda installed this package, whose records pip must not touch."""
+    beside = [os.path.dirname(folder) for folder in package_folders()]
+    found = metadata.distributions(name="fastops", path=beside)
+    return any((distribution.read_text("INSTALLER") or "").strip() == "conda" for distribution in found)
+
+
 def diagnose(error: BaseException) -> str:
     """What kept the extension from loading, and the command that mends it."""
     text = str(error)
@@ -87,7 +94,7 @@ def _library_too_old(name: str, needed: str) -> str:
     return (
         f"[fastops] {library} is too old: the extension needs {name}_{needed}{here}. "
         + ("Use a newer system, or build" if name == "GLIBC" else "Update it (conda: libstdcxx-ng), or build")
-        + " from source: pip install --no-binary fastops fastops"
+        + " from source: pip install --no-cache-dir --no-binary fastops fastops"
     )
 
 

@@ -135,9 +135,10 @@ _announced_gpus: set[int] = set()
 
 def _announce(index: int) -> None:
     _announced_gpus.add(index)
-    gpu = next((gpu for gpu in capabilities().gpus if gpu.index == index), None)
+    found = capabilities()
+    gpu = next((gpu for gpu in found.gpus if gpu.index == index), None)
     if gpu is None or gpu.arch is None:
-        reason = gpu.reason if gpu else "the driver does not show it"
+        reason = gpu.reason if gpu else found.no_gpu or "the NVIDIA driver does not show it"
         warnings.warn(f"[fastops] cuda:{index} runs plain PyTorch in place of our kernels: {reason}", stacklevel=2)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import _C, _driver
+from . import _C, _driver, _load
 from ._remedy import remedy
 
 _FORCING = ("FASTOPS_CPU_ISA", "FASTOPS_CUDA_ARCH")
@@ -175,14 +175,14 @@ def _gpus(driver: _driver.Driver, distribution: str) -> tuple[tuple[Gpu, ...], s
     for index, (name, capability) in enumerate(driver.gpus):
         row = rows.get(index)
         arch, reason = (row["arch"], row["reason"]) if row else (None, error or "not seen")
-        if arch is None and not _fits(capability, driver.cuda):
-            reason += ". " + remedy(distribution, capability, driver.cuda)
+        if arch is None and not _build_fits(capability, driver.cuda):
+            reason += ". " + remedy(distribution, capability, driver.cuda, _load.by_conda())
         gpus.append(Gpu(index, name, capability, arch, reason))
     return tuple(gpus), error
 
 
-def _fits(capability: str, driver_cuda: str) -> bool:
-    """Whether another build would not help."""
+def _build_fits(capability: str, driver_cuda: str) -> bool:
+    """Whether this build has kernels for such a GPU: then the trouble is another, and no other build helps."""
     major, minor = (int(part) for part in driver_cuda.split("."))
     return _C.cuda_fit(int(capability.replace(".", "")), 1000 * major + 10 * minor)["arch"] is not None
 

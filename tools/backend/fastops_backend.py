@@ -24,9 +24,20 @@ from pathlib import Path
 from scikit_build_core import build as plain
 from scikit_build_core.build import *  # noqa: F403 - the hooks that stay as they are, and those that may yet come
 
-CHOICES = ("", "none", "12", "13")
+CHOICES = {"FASTOPS_CUDA": ("", "none", "12", "13"), "FASTOPS_STATIC_NANOBIND": ("", "1")}
 
 Settings = dict[str, "list[str] | str"]
+
+
+def get_requires_for_build_wheel(config_settings: Settings | None = None) -> list[str]:
+    """With torch, asked for here and not in pyproject.toml, so that a Python that cannot be served gets none."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise SystemExit("[fastops] free-threaded Python has no stable ABI before 3.15; use one with the GIL")
+    return [*plain.get_requires_for_build_wheel(config_settings), "torch>=2.10"]
+
+
+def get_requires_for_build_editable(config_settings: Settings | None = None) -> list[str]:
+    return get_requires_for_build_wheel(config_settings)
 
 
 def build_wheel(
@@ -62,7 +73,8 @@ def release_tree(config_settings: Settings | None) -> Iterator[Settings]:
         return
     with tempfile.TemporaryDirectory(prefix="fastops-") as folder:
         with tarfile.open(Path(folder, plain.build_sdist(folder, config_settings))) as archive:
-            archive.extractall(folder, filter="data")
+            # Our own archive; the filter is not in every Python 3.10 and 3.11, and 3.12 warns without it.
+            archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         (tree,) = (path for path in Path(folder).iterdir() if path.is_dir())
         edit(tree / "pyproject.toml", edits)
         before = Path.cwd()
@@ -75,24 +87,31 @@ def release_tree(config_settings: Settings | None) -> Iterator[Settings]:
 
 def settings_of(config_settings: Settings | None) -> Settings:
     """What the caller set; beneath it what the environment says, always all of it, since CMake's cache remembers."""
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        raise SystemExit("[fastops] free-threaded Python has no stable ABI before 3.15; use one with the GIL")
-    cuda, static = os.environ.get("FASTOPS_CUDA", ""), os.environ.get("FASTOPS_STATIC_NANOBIND", "")
-    if cuda not in CHOICES:
-        raise SystemExit(f"[fastops] FASTOPS_CUDA must be unset or one of {', '.join(CHOICES[1:])}, got {cuda!r}")
+    cuda, static = asked("FASTOPS_CUDA"), asked("FASTOPS_STATIC_NANOBIND")
     settings: Settings = {
         "cmake.define.FASTOPS_CUDA": cuda,
         "cmake.define.FASTOPS_CUDA_ARCHS": os.environ.get("FASTOPS_CUDA_ARCHS", ""),
-        "cmake.define.FASTOPS_STATIC_NANOBIND": "ON" if static else "OFF",
+        "cmake.define.FASTOPS_STATIC_NANOBIND": "ON" if static else "",
         "cmake.define.FASTOPS_GIT_COMMIT": commit(),
     }
     if static:
         settings["wheel.py-api"] = "cp312"  # nanobind's own floor for the stable ABI
-    settings |= config_settings or {}
-    if cuda and settings["cmake.define.FASTOPS_CUDA"] != cuda:
-        wished = settings["cmake.define.FASTOPS_CUDA"]
+    given = config_settings or {}
+    # The name and the requirements follow the environment alone, and must not say other than the binary.
+    if cuda and given.get("cmake.define.FASTOPS_CUDA", cuda) != cuda:
+        wished = given["cmake.define.FASTOPS_CUDA"]
         raise SystemExit(f"[fastops] FASTOPS_CUDA is {cuda!r} in the environment and {wished!r} in the settings")
-    return settings
+    if "cmake.define.FASTOPS_STATIC_NANOBIND" in given:
+        raise SystemExit("[fastops] FASTOPS_STATIC_NANOBIND=1 must be in the environment, not in the settings")
+    return settings | given
+
+
+def asked(variable: str) -> str:
+    value = os.environ.get(variable, "")
+    if value not in CHOICES[variable]:
+        choices = ", ".join(CHOICES[variable][1:])
+        raise SystemExit(f"[fastops] {variable} must be unset or one of {choices}, got {value!r}")
+    return value
 
 
 def edits_of_project() -> dict[str, str]:

@@ -31,8 +31,9 @@ def main() -> int:
             for gate in GATES:
                 try:
                     mark, said = "ok    ", gate(wheel)
-                except Failed as failure:
-                    mark, said = "FAILED", str(failure)
+                except Exception as failure:  # a gate that cannot read the wheel must not hide the others
+                    said = str(failure) if isinstance(failure, Failed) else f"{type(failure).__name__}: {failure}"
+                    mark = "FAILED"
                     failures += 1
                 print(f"  {mark} {gate.__name__.replace('_', ' '):11} {said}")
     print(f"{failures} gates failed" if failures else "every gate passed")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import csv
+import email
+import hashlib
 import json
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections import Counter
 from pathlib import Path
 
 from cyclonedx.schema import SchemaVersion
@@ -19,11 +24,16 @@ SIZE_LIMITS = {"fastops": 2, "fastops-cu12": 20, "fastops-cu13": 20}
 
 NEEDED = re.compile(r"lib(torch|torch_cpu|c10|stdc\+\+|gcc_s|m|c|dl|rt|pthread)\.so[.\d]*|ld-linux[\w-]*\.so[.\d]*")
 
-# Undefined symbols without a version: the stable ABI of Python, nanobind's split mode, torch's C shims, what every
-# linker leaves open, and templates of libstdc++ that libtorch_cpu exports as well, where the linker found them.
-KNOWN = re.compile(r"_?Py\w+|nb_\w+|(aoti_)?torch_\w+|_ITM_\w+|__gmon_start__|__cxa_finalize|_ZN[KRO]*St\w+")
+# Undefined symbols without a version: the stable ABI of Python, nanobind's split mode, torch's C shims, and what every
+# linker leaves open.
+KNOWN = re.compile(r"_?Py\w+|nb_\w+|(aoti_)?torch_\w+|_ITM_\w+|__gmon_start__|__cxa_finalize")
 
-RELEASE_TAG = re.compile(r"cp310-abi3-manylinux_2_2[0-8]_(x86_64|aarch64)")
+ISA_LEVELS = {"x86_64": ["base", "avx2", "avx512"], "aarch64": ["base"]}
+
+RELEASE_TAG = re.compile(r"cp310-abi3-manylinux_2_28_(x86_64|aarch64)")
+
+# A folder of somebody's machine, of a container's, or of a CI's.
+FOLDER = re.compile(rb"(?<![\w.])/(?:home|root|tmp|work|project|build|opt|host|__w|usr/local)/[\w./-]+")
 
 
 def name(wheel: Wheel) -> str:
@@ -41,19 +51,23 @@ def name(wheel: Wheel) -> str:
     for fact in (names, versions):
         if len(set(fact.values())) > 1:
             raise Failed(f"they differ: {fact}")
-    if wheel.release and str(build["git_commit"]).endswith("-dirty"):
-        raise Failed(f"built from a tree with changes that no commit has: {build['git_commit']}")
+    head = run("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD").strip()
+    if wheel.release and build["git_commit"] != head:
+        raise Failed(f"it must be of commit {head}, without changes, got {build['git_commit']}")
     return f"{expected} {wheel.version}, CUDA {cuda or 'none'}, commit {build['git_commit']}"
 
 
 def tag(wheel: Wheel) -> str:
     """One file for every CPython from 3.10; a release is for glibc 2.28, as torch's own wheels are."""
     tags = sorted(map(str, wheel.tags))
-    if not all(tag.startswith("cp310-abi3-") for tag in tags):
-        raise Failed(f"expected cp310-abi3, got {', '.join(tags)}")
-    if wheel.release and not any(RELEASE_TAG.fullmatch(tag) for tag in tags):
-        raise Failed(f"a release must be manylinux_2_28 or older, got {', '.join(tags)}")
-    return ", ".join(tags)
+    inside = email.message_from_string((wheel.dist_info / "WHEEL").read_text())
+    if len(tags) != 1 or not tags[0].startswith("cp310-abi3-"):
+        raise Failed(f"expected one tag, cp310-abi3, got {', '.join(tags)}")
+    if inside.get_all("Tag") != tags or inside["Root-Is-Purelib"] != "false":
+        raise Failed(f"the file's name says {tags[0]}, WHEEL in it {inside.items()}")
+    if wheel.release and not RELEASE_TAG.fullmatch(tags[0]):
+        raise Failed(f"a release must be for manylinux_2_28, got {tags[0]}")
+    return tags[0]
 
 
 def metadata(wheel: Wheel) -> str:
@@ -80,18 +94,34 @@ def twine(wheel: Wheel) -> str:
 
 
 def contents(wheel: Wheel) -> str:
-    """The package's files, stubs, licence, SBOM and device headers; no test, no other source, no bundled library."""
-    sources = run("git", "-C", str(ROOT), "ls-files", "src/fastops", "cuda/device").split()
-    expected = {"fastops/_C.abi3.so"}
-    expected |= {name.removeprefix("src/") for name in sources if name.startswith("src/")}
-    expected |= {f"fastops/include/fastops/device/{Path(name).name}" for name in sources if name.startswith("cuda/")}
+    """The tree's package, stubs, licence and device headers, the SBOM; no test, no other source, no bundled library."""
     info = wheel.dist_info.name
-    expected |= {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE")}
-    expected |= {f"{info}/sboms/fastops.cdx.json"}
+    sources = {f"{info}/licenses/LICENSE": "LICENSE"}
+    for source in run("git", "-C", str(ROOT), "ls-files", "src/fastops", "cuda/device").split():
+        header = f"fastops/include/fastops/device/{Path(source).name}"
+        sources[source.removeprefix("src/") if source.startswith("src/") else header] = source
+    made = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "sboms/fastops.cdx.json")}
+    expected = {"fastops/_C.abi3.so", *sources, *made}
     if set(wheel.names) != expected:
         extra, missing = set(wheel.names) - expected, expected - set(wheel.names)
         raise Failed(f"not expected: {sorted(extra)}; missing: {sorted(missing)}")
+    changed = [n for n, source in sources.items() if (wheel.folder / n).read_bytes() != (ROOT / source).read_bytes()]
+    if changed:
+        raise Failed(f"not as in the tree: {', '.join(changed)}")
     return f"{len(expected)} files"
+
+
+def record(wheel: Wheel) -> str:
+    """Every file with its digest, which installers and auditors go by."""
+    found = {}
+    for name, digest, _ in csv.reader((wheel.dist_info / "RECORD").read_text().splitlines()):
+        content = (wheel.folder / name).read_bytes()
+        actual = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        found[name] = digest == f"sha256={actual}" or (name.endswith(".dist-info/RECORD") and not digest)
+    wrong = sorted({name for name, right in found.items() if not right} | set(wheel.names) ^ set(found))
+    if wrong:
+        raise Failed(f"RECORD is wrong of {', '.join(wrong)}")
+    return f"{len(found)} entries"
 
 
 def size(wheel: Wheel) -> str:
@@ -192,35 +222,48 @@ def torch_abi(wheel: Wheel) -> str:
 
 
 def archs(wheel: Wheel) -> str:
-    """The machine code and PTX in the file are those that the capability check goes by."""
-    tool = cuobjdump()
-    code = {
-        int(n) for n in re.findall(r"sm_(\d+)\w*\.cubin", run(tool, "--list-elf", str(wheel.extension), ok=(0, 255)))
-    }
-    ptx = {int(n) for n in re.findall(r"sm_(\d+)\w*\.ptx", run(tool, "--list-ptx", str(wheel.extension), ok=(0, 255)))}
-    reported = set(wheel.build["cubins"]), set(wheel.build["ptx"])  # type: ignore[call-overload]
+    """The machine code and PTX in the file, of every source, are those that the capability check goes by."""
+    tool, found = cuobjdump(), {}
+    for kind, option in (("cubin", "--list-elf"), ("ptx", "--list-ptx")):
+        listed = run(tool, option, str(wheel.extension), ok=(0, 255))  # 255: there are none
+        # With its suffix: sm_120a runs on 12.0 alone, where sm_120 runs on 12.1 too.
+        found[kind] = Counter(re.findall(rf"\.sm_(\w+)\.{kind}", listed))
+    code, ptx = set(found["cubin"]), set(found["ptx"])
+    reported = set(map(str, wheel.build["cubins"])), set(map(str, wheel.build["ptx"]))  # type: ignore[call-overload]
     if (code, ptx) != reported:
         raise Failed(f"the file has {sorted(code)} and PTX {sorted(ptx)}, _C says {tuple(map(sorted, reported))}")
     if not code:
         return "no CUDA code"
-    said = f"sm {' '.join(map(str, sorted(code)))}, PTX {' '.join(map(str, sorted(ptx)))}"
+    if len({*found["cubin"].values(), *found["ptx"].values()}) > 1:
+        raise Failed(f"not every source is there for every arch: {found}")
+    said = f"sm {' '.join(sorted(code, key=int))}, PTX {' '.join(sorted(ptx, key=int))}"
     text = (ROOT / "cmake" / "FastopsCuda.cmake").read_text()
-    wanted = {int(n) for n in re.search(r"RELEASE_ARCHS ([\d ]+)\)", text)[1].split()}  # type: ignore[index]
-    wanted -= {arch for arch in wanted if arch < 75 and wheel.distribution == "fastops-cu13"}
-    if wheel.release and (code != wanted or ptx != {max(wanted)}):
-        raise Failed(f"a release has {sorted(wanted)} and PTX {max(wanted)}, this has {said}")
+    wanted = re.search(r"RELEASE_ARCHS ([\d ]+)\)", text)[1].split()  # type: ignore[index]
+    wanted = [arch for arch in wanted if int(arch) >= 75 or wheel.distribution != "fastops-cu13"]
+    if wheel.release and (code != set(wanted) or ptx != {wanted[-1]}):
+        raise Failed(f"a release has {wanted} and PTX {wanted[-1]}, this has {said}")
     return said
+
+
+def levels(wheel: Wheel) -> str:
+    """CPU kernels for every level of the architecture."""
+    machine = "x86_64" if all(tag.platform.endswith("x86_64") for tag in wheel.tags) else "aarch64"
+    if wheel.build["isa_levels"] != ISA_LEVELS[machine]:
+        raise Failed(f"{machine} has {ISA_LEVELS[machine]}, got {wheel.build['isa_levels']}")
+    return ", ".join(ISA_LEVELS[machine])
 
 
 def paths(wheel: Wheel) -> str:
     """No folder of the build machine in the binary."""
-    found = set(re.findall(rb"(?<![\w.])/(?:home|root|tmp|project|work|build)/[\w./-]+", wheel.extension.read_bytes()))
-    if found:
+    if found := set(FOLDER.findall(wheel.extension.read_bytes())):
         raise Failed(", ".join(sorted(path.decode() for path in found)[:5]))
     return "none"
 
 
-GATES = (name, tag, metadata, twine, contents, size, sbom, needed, symbols, libc, python_abi, torch_abi, archs, paths)
+GATES = (
+    *(name, tag, metadata, twine, contents, record, size, sbom),
+    *(needed, symbols, libc, python_abi, torch_abi, levels, archs, paths),
+)
 
 
 def run(*command: str, ok: tuple[int, ...] = (0,)) -> str:

@@ -13,6 +13,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 METADATA = """
 import sys
 sys.modules["torch"] = None  # cannot be imported
@@ -23,11 +24,21 @@ backend.prepare_metadata_for_build_wheel(sys.argv[1])
 """
 
 
+def check_contents(names: set[str]) -> None:
+    """What git has, but for CI's own files: no file that lay about."""
+    git = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    expected = {name for name in git.splitlines() if not name.startswith((".ci/", ".github/"))} | {"PKG-INFO"}
+    if names != expected:
+        extra, missing = sorted(names - expected), sorted(expected - names)
+        raise SystemExit(f"the sdist is not what git has; not expected: {extra}; missing: {missing}")
+
+
 def main(file: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with tarfile.open(file) as archive:
-            archive.extractall(folder, filter="data")
+            check_contents({name.partition("/")[2] for name in archive.getnames()})
+            archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         (tree,) = folder.glob("fastops-*")
         site = folder / "site"
 

@@ -76,7 +76,9 @@ def test_unknown_cuda_lists_the_choices(tree: Path, hook: str) -> None:
 
 
 def test_free_threaded_python_is_refused(tree: Path) -> None:
-    code = "import sysconfig; sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1; backend.build_wheel('out')"
+    code = (
+        "import sysconfig; sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1; backend.get_requires_for_build_wheel()"
+    )
     result = call(tree, code)
     assert result.returncode == 1
     assert "free-threaded Python has no stable ABI before 3.15" in result.stderr
@@ -87,6 +89,19 @@ def test_two_different_wishes_are_refused(tree: Path) -> None:
     result = call(tree, f"backend.build_wheel('out', {settings})", FASTOPS_CUDA="12")
     assert result.returncode == 1
     assert "FASTOPS_CUDA is '12' in the environment and '13' in the settings" in result.stderr
+
+
+def test_nanobind_by_setting_alone_is_refused(tree: Path) -> None:
+    result = call(tree, "backend.build_wheel('out', {'cmake.define.FASTOPS_STATIC_NANOBIND': 'ON'})")
+    assert result.returncode == 1
+    assert "must be in the environment, not in the settings" in result.stderr
+    result = call(tree, "backend.build_wheel('out')", FASTOPS_STATIC_NANOBIND="0")
+    assert "FASTOPS_STATIC_NANOBIND must be unset or one of 1, got '0'" in result.stderr
+
+
+def test_torch_is_wanted_for_building(tree: Path) -> None:
+    result = call(tree, "print(backend.get_requires_for_build_wheel(), backend.get_requires_for_build_editable())")
+    assert result.stdout.count("'torch>=2.10'") == 2
 
 
 @pytest.mark.parametrize("cuda", ["12", "13"])

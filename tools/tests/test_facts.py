@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from fastops import _load
-from fastops._remedy import RELEASES
+from fastops._remedy import RELEASES, TEGRA
 
 ROOT = Path(__file__).parents[2]
 tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TOML = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = TOML["project"]
 
 
 def cmake(file: str, name: str) -> str:
@@ -35,3 +36,13 @@ def test_floor_of_torch() -> None:
     floor = cmake("CMakeLists.txt", "FASTOPS_TORCH_FLOOR")
     assert ".".join(map(str, _load.TORCH_FLOOR)) == floor
     assert f"torch>={floor}" in PROJECT["dependencies"]
+    assert f'"torch>={floor}"]' in (ROOT / "tools/backend/fastops_backend.py").read_text()
+    assert f"torch=={floor}.0" in TOML["tool"]["cibuildwheel"]["overrides"][0]["before-test"]
+    if (workflow := ROOT / ".github/workflows/test.yml").exists():  # not in the sdist
+        assert f'torch: "{floor}.0"' in workflow.read_text()
+
+
+def test_tegra_chips() -> None:
+    listed = re.search(r"int chips\[\] = \{([\d, ]+)\}", (ROOT / "cpp/core/cuda.cpp").read_text())
+    assert listed
+    assert tuple(map(int, listed[1].split(","))) == TEGRA

@@ -143,6 +143,12 @@ WRONG = {
     "no description": ("twine", write(f"{INFO}/METADATA", METADATA.partition("Description")[0]), "twine|python"),
     "a test in the wheel": ("contents", write("fastops/test_relu.py", ""), "not expected: ['fastops/test_relu.py']"),
     "a library in the wheel": ("contents", write("fastops.libs/libgomp.so.1", ""), "fastops.libs/libgomp.so.1"),
+    "an operator changed": ("contents", write("fastops/ops/relu.py", ""), "not as in the tree: fastops/ops/relu.py"),
+    "a WHEEL of another tag": (
+        "tag",
+        write(f"{INFO}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
+        "WHEEL in it",
+    ),
     "no stub": ("contents", lambda files: (files / "fastops/_C.pyi").unlink(), "missing: ['fastops/_C.pyi']"),
     "an SBOM of another": ("sbom", write(f"{INFO}/sboms/fastops.cdx.json", bill(name="numpy")), "it is of numpy"),
     "an SBOM without nanobind": (
@@ -194,18 +200,40 @@ def test_symbols_newer_than_the_tag_promises(right: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("tag", ["cp312-cp312-linux_x86_64", "cp312-abi3-linux_x86_64"])
 def test_a_tag_of_one_python(right: Path, tmp_path: Path, tag: str) -> None:
-    with pytest.raises(Failed, match="expected cp310-abi3"):
+    with pytest.raises(Failed, match="expected one tag, cp310-abi3"):
         gates.tag(pack(right, tmp_path, None, tag))
 
 
 def test_a_release_for_a_later_glibc(right: Path, tmp_path: Path) -> None:
-    with pytest.raises(Failed, match="must be manylinux_2_28 or older"):
+    with pytest.raises(Failed, match="must be for manylinux_2_28"):
         gates.tag(pack(right, tmp_path, None, TAG, release=True))
 
 
 def test_a_release_of_changed_sources(right: Path, tmp_path: Path) -> None:
-    with pytest.raises(Failed, match="no commit has"):
+    with pytest.raises(Failed, match="without changes, got 0123456789ab-dirty"):
         gates.name(pack(right, tmp_path, None, RELEASE, release=True, git_commit="0123456789ab-dirty"))
+
+
+def test_a_binary_that_does_not_know_its_commit(right: Path, tmp_path: Path) -> None:
+    with pytest.raises(Failed, match="got unknown"):
+        gates.name(pack(right, tmp_path, None, RELEASE, release=True, git_commit="unknown"))
+
+
+def test_levels_that_are_missing(right: Path, tmp_path: Path) -> None:
+    with pytest.raises(Failed, match=r"x86_64 has .*, got \['base'\]"):
+        gates.levels(pack(right, tmp_path, None, TAG, isa_levels=["base"]))
+
+
+def test_a_record_of_other_contents(right: Path, tmp_path: Path) -> None:
+    wheel = pack(right, tmp_path, None, TAG)
+    (wheel.folder / "fastops" / "py.typed").write_text("changed")
+    with pytest.raises(Failed, match=r"RECORD is wrong of fastops/py.typed$"):
+        gates.record(wheel)
+
+
+def test_several_tags(right: Path, tmp_path: Path) -> None:
+    with pytest.raises(Failed, match="expected one tag"):
+        gates.tag(pack(right, tmp_path, None, "cp310-abi3-manylinux2014_x86_64.manylinux_2_28_x86_64"))
 
 
 def test_archs_that_the_binary_does_not_have(right: Path, tmp_path: Path) -> None:
