@@ -29,7 +29,7 @@ SOURCES := $(shell find CMakeLists.txt cmake cpp cuda)
 CXX_FILES := $(filter %.cpp %.h %.cu %.cuh,$(SOURCES) $(shell find tools))
 
 .PHONY: help setup selftest test info wheel sdist wheels gates test-wheel sdist-check release-check release-files \
-  published new-op format lint workflows clean
+  published conda-render conda new-op format lint workflows clean
 .DEFAULT_GOAL := help
 
 help: ## Print this list
@@ -76,7 +76,7 @@ test-wheel: ## Prove WHEEL as its users have it, in an environment of its own; A
 sdist-check: sdist ## Build the source archive elsewhere and prove the operators
 	$(BIN)/python tools/release/sdist.py dist/fastops-*.tar.gz
 
-release-check: lint workflows setup sdist-check .venv/.release ## All of a release that needs no network and no GPU; TAG=v1.2.3
+release-check: lint workflows setup conda-render sdist-check ## All of a release that needs no network and no GPU; TAG=v1.2.3
 	$(BIN)/python tools/release/tag.py $${TAG:+"$$TAG"}
 	$(BIN)/python -m pytest -q -n auto tools/tests
 	rm -f dist/fastops-*.whl
@@ -88,6 +88,14 @@ release-files: ## Sort what the release's builds left in FOLDER; all of it must 
 
 published: .venv/.dependencies ## The index serves the files of FOLDER, byte for byte
 	$(BIN)/python tools/release/published.py '$(FOLDER)'
+
+conda-render: .venv/.conda ## What conda packages recipe/ makes: their names and requirements
+	$(BIN)/python tools/conda render
+	$(BIN)/python -m pytest --quiet tools/tests/test_recipe.py
+
+conda: .venv/.conda ## The conda package in build/conda, from conda-forge's packages; CUDA=13, 12 or none
+	FASTOPS_GIT_COMMIT='$(COMMIT)' \
+	  $(BIN)/python tools/conda build $(or $(CUDA),none) --set 'fastops_cuda_archs=$(FASTOPS_CUDA_ARCHS)'
 
 new-op: .venv/.dependencies ## The files of a new operator, from a template that passes; NAME=my_op
 	$(BIN)/python tools/new_op '$(NAME)'
@@ -125,6 +133,10 @@ $(BIN)/python:
 
 .venv/.release: .venv/.dependencies
 	$(PIP) install --quiet --group release
+	@touch $@
+
+.venv/.conda: .venv/.dependencies
+	$(PIP) install --quiet --group conda
 	@touch $@
 
 build/.installed: .venv/.dependencies build/.settings $(SOURCES)
