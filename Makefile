@@ -29,11 +29,11 @@ SOURCES := $(shell find CMakeLists.txt cmake cpp cuda)
 CXX_FILES := $(filter %.cpp %.h %.cu %.cuh,$(SOURCES) $(shell find tools))
 
 .PHONY: help setup selftest test info wheel sdist wheels gates test-wheel sdist-check release-check release-files \
-  published conda-render conda new-op format lint workflows clean
+  published conda-render conda conda-rehearsal new-op format lint workflows clean
 .DEFAULT_GOAL := help
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 	@echo 'Settings, as in `make test CUDA=none`: PYTHON, CUDA, FASTOPS_CUDA_ARCHS, TORCH, ARGS.'
 
 setup: build/.installed ## .venv with the pinned tools and an editable build of the tree
@@ -96,6 +96,10 @@ conda-render: .venv/.conda ## What conda packages recipe/ makes: their names and
 conda: .venv/.conda ## The conda package in build/conda, from conda-forge's packages; CUDA=13, 12 or none
 	FASTOPS_GIT_COMMIT='$(COMMIT)' \
 	  $(BIN)/python tools/conda build $(or $(CUDA),none) --set 'fastops_cuda_archs=$(FASTOPS_CUDA_ARCHS)'
+
+conda-rehearsal: .venv/.conda ## The same offline from what this machine has, then installed and proved
+	FASTOPS_CUDA_ARCHS='$(FASTOPS_CUDA_ARCHS)' FASTOPS_GIT_COMMIT='$(COMMIT)' \
+	  $(BIN)/python recipe/rehearsal
 
 new-op: .venv/.dependencies ## The files of a new operator, from a template that passes; NAME=my_op
 	$(BIN)/python tools/new_op '$(NAME)'
