@@ -372,6 +372,7 @@ def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         (["--peers", "eager,tvm"], "peers must be some of eager, compile, liger, quack, apex, flash_attn, joined by"),
         (["--measure", "speed"], "measure must be some of call, host, first, joined by commas, got 'speed'"),
         (["--plot", "picture.gif"], "--plot must end in one of .png, .svg, got 'picture.gif'"),
+        (["--json", "/no/such/file"], "/no/such/file: there is no folder /no/such"),
         (["--from", "/no/such/file"], "--from /no/such/file: "),
         (["--from", __file__], f"--from {__file__}: "),
     ],

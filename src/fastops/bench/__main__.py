@@ -9,7 +9,7 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
         "default all",
     )
     p.add_argument("--quick", action="store_true", help="two shapes, and the first result of one op alone")
-    p.add_argument("--json", metavar="FILE", help="write the environment and every result")
+    p.add_argument("--json", metavar="FILE", help="write the environment and every result, after each op what there is")
     p.add_argument("--plot", metavar="FILE", help=f"draw the results, {' or '.join(plot.FORMATS)}")
     p.add_argument("--from", dest="source", metavar="FILE", help="measure nothing: show what --json wrote")
     return p
@@ -102,15 +102,15 @@ def chosen_measures(text: str | None) -> list[str]:
     return names
 
 
-def run(plan: Plan) -> dict[str, Any]:
-    """Measures; the content of the JSON file."""
+def run(plan: Plan, save: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """Measures; the content of the JSON file, which is saved after each op: a long run may be stopped."""
     start = time.perf_counter()
     found = peers.versions(plan.peers)
     there = [name for name in plan.peers if "absent" not in found[name]]
     for name in plan.peers:
         if name not in there:
             tell(f"{name} is absent: {found[name]['absent']}")
-    content: dict[str, Any] = {
+    common: dict[str, Any] = {
         "format": FORMAT,
         "environment": environment(),
         "paths": {str(d): capabilities().paths.get(str(d), "reference") for d in plan.devices},
@@ -120,18 +120,21 @@ def run(plan: Plan) -> dict[str, Any]:
         "most_sets": MOST_SETS,
     }
     results, hosts, firsts = list[kernel.Result](), list[host.HostResult](), list[first.FirstResult]()
+    content = common | {"memory_recycled": False, "seconds": 0.0, "results": [], "host": [], "first": []}
     with warnings.catch_warnings(), memory.recycled() as recycled:
         warnings.simplefilter("ignore")  # peers' own, and torch.compile's
         for case, device, dtype in plan:
             with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
                 _measure(plan, there, case, device, dtype, results, hosts, firsts)
-    return content | {
-        "memory_recycled": recycled,
-        "seconds": round(time.perf_counter() - start, 1),
-        "results": _dicts(results),
-        "host": _dicts(hosts),
-        "first": _dicts(firsts),
-    }
+            content |= {
+                "memory_recycled": recycled,
+                "seconds": round(time.perf_counter() - start, 1),
+                "results": _dicts(results),
+                "host": _dicts(hosts),
+                "first": _dicts(firsts),
+            }
+            save(content)
+    return content
 
 
 def _measure(
@@ -170,6 +173,11 @@ def _dicts(results: Iterable[Any]) -> list[dict[str, Any]]:
     return [dataclasses.asdict(r) for r in results]
 
 
+def write(content: dict[str, Any], file: str | None) -> None:
+    if file:
+        Path(file).write_text(json.dumps(content, indent=1, default=str, allow_nan=False) + "\n")
+
+
 def read(file: str) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(Path(file).read_text())
@@ -188,17 +196,18 @@ def failed(content: dict[str, Any]) -> bool:
 def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     try:
+        for file in filter(None, (options.json, options.plot)):
+            if not Path(file).parent.is_dir():
+                raise NotThereError(f"{file}: there is no folder {Path(file).parent}")
         if options.plot:
             plot.check(options.plot)
         if options.source:
             content = read(options.source)
         else:
-            content = run(plan_of(options))
+            content = run(plan_of(options), lambda content: write(content, options.json))
     except NotThereError as error:
         print(f"fastops.bench: {error}", file=sys.stderr)
         return 2
-    if options.json:
-        Path(options.json).write_text(json.dumps(content, indent=1, default=str, allow_nan=False) + "\n")
     print(report.text(content))
     for file in plot.write(content, options.plot) if options.plot else ():
         tell(f"written: {file}")
