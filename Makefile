@@ -8,7 +8,7 @@ CUDA ?= $(FASTOPS_CUDA)
 FASTOPS_CUDA_ARCHS ?=
 # The torch in .venv, such as 2.10.0, or newest; empty: the one that pyproject.toml pins.
 TORCH ?=
-# Passed on to the selftest, pytest or info.
+# Passed on to the selftest, the benchmark, pytest or info.
 ARGS ?=
 
 # The first pip that reads [dependency-groups] is 25.1.
@@ -28,7 +28,7 @@ SETTINGS := -C 'cmake.define.FASTOPS_CUDA=$(CUDA)' \
 SOURCES := $(shell find CMakeLists.txt cmake cpp cuda)
 CXX_FILES := $(filter %.cpp %.h %.cu %.cuh,$(SOURCES) $(shell find tools))
 
-.PHONY: help setup selftest test info wheel sdist wheels gates test-wheel sdist-check release-check release-files \
+.PHONY: help setup selftest bench test info wheel sdist wheels gates test-wheel sdist-check release-check release-files \
   published conda-render conda conda-rehearsal new-op format lint workflows clean
 .DEFAULT_GOAL := help
 
@@ -40,6 +40,9 @@ setup: build/.installed ## .venv with the pinned tools and an editable build of 
 
 selftest: setup ## Prove the operators on this machine; ARGS="--quick --op relu", ARGS=--help
 	$(BIN)/python -m fastops.selftest $(ARGS)
+
+bench: setup ## Time the operators beside PyTorch's; ARGS="--quick --op relu --json result.json", ARGS=--help
+	$(BIN)/python -m fastops.bench $(ARGS)
 
 test: setup ## The tests, over all cores; ARGS="-k layer_norm -x"
 	$(BIN)/python -m pytest -n auto $(ARGS)

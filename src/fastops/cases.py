@@ -1,6 +1,7 @@
-"""The one table of ops that tests and selftest read, and benchmark and docs can: a row per public function.
+"""The one table of ops, which tests, selftest and benchmark read: a row per public function.
 
-A row is data: the function, what it must equal, the inputs to try and the errors allowed. Adding an op adds a row.
+A row is data: the function, what it must equal, the inputs to try, the errors allowed and the inputs to time. Adding an
+op adds a row.
 Inputs are rounded to the dtype first; the truth is ``plain`` on float64 copies of those very numbers.
 """
 
@@ -148,12 +149,15 @@ class Case:
     torch_op: Callable[..., Any] | None  # torch's own, with the same arguments
     samples: tuple[Sample, ...]
     raw: Callable[[Make, int, int], list[RawCall]]  # (make, rows, columns): every raw op behind it; runs no kernel
+    problem: Callable[[Make, int, int], tuple[Any, ...]]  # (make, rows, columns): all positional arguments, to be timed
     bounds: dict[torch.dtype, Bound]
     formula: str
     gradient: str
     relative: bool = False  # nothing cancels in an output: each element keeps its own digits
     relative_gradient: bool = False  # likewise in a gradient
     rounds_between: bool = False  # an intermediate is rounded to the input's dtype, whatever the result's
+    # (args, outputs): what any backward must read beside the incoming gradients. None: every tensor argument.
+    gradient_reads: Callable[[tuple[Any, ...], tuple[Tensor, ...]], tuple[Tensor, ...]] | None = None
     dtypes: tuple[torch.dtype, ...] = DTYPES
 
     @property
@@ -195,6 +199,10 @@ def _elementwise_samples(scale: float) -> tuple[Sample, ...]:
         sample("permuted4d", 3, 4, 5, 6, layout=lambda t: t.permute(2, 0, 3, 1)),
         sample("tiny_values", 4099, scale=1e-6),
     )
+
+
+def _one_tensor(make: Make, rows: int, n: int) -> tuple[Any, ...]:
+    return (make(rows, n),)
 
 
 def _unary(name: str, saves_output: bool) -> Callable[[Make, int, int], list[RawCall]]:
@@ -469,6 +477,11 @@ def _lltm_samples() -> Iterator[Sample]:
         yield sample(layout.__name__, 37, 9, 33, layout=layout)
 
 
+def _lltm_problem(make: Make, rows: int, n: int) -> tuple[Any, ...]:
+    weights = make(3 * n, 2 * n, scale=(2 * n) ** -0.5)
+    return make(rows, n), weights, make(3 * n), make(rows, n), make(rows, n)
+
+
 def _lltm_raw(make: Make, rows: int, n: int) -> list[RawCall]:
     gates, cell = make(rows, 3 * n), make(rows, n)
     return [
@@ -491,6 +504,7 @@ CASES: tuple[Case, ...] = (
         torch_op=torch.square,
         samples=_elementwise_samples(scale=2.0),
         raw=_unary("square", saves_output=False),
+        problem=_one_tensor,
         bounds=bounds(f16=(0.51, 0.51, 0.51), bf16=(0.51, 0.51, 0.51), f32=(0.51, 0.51, 0.51), f64=(0.51, 0.51, 0.51)),
         formula="x²",
         gradient="2·x·g",
@@ -505,6 +519,7 @@ CASES: tuple[Case, ...] = (
         torch_op=F.relu,
         samples=_elementwise_samples(scale=2.0),
         raw=_unary("relu", saves_output=True),
+        problem=_one_tensor,
         bounds=bounds(f16=(0, 0, 0), bf16=(0, 0, 0), f32=(0, 0, 0), f64=(0, 0, 0)),
         formula="max(x, 0)",
         gradient="g where x > 0",
@@ -519,6 +534,7 @@ CASES: tuple[Case, ...] = (
         torch_op=torch.sigmoid,
         samples=_elementwise_samples(scale=4.0),
         raw=_unary("sigmoid", saves_output=True),
+        problem=_one_tensor,
         bounds=bounds(f16=(0.51, 9, 0.51), bf16=(0.51, 9, 0.51), f32=(2, 24, 2), f64=(2.5, 20, 2)),
         formula="1 / (1 + e^-x)",
         gradient="y·(1 - y)·g",
@@ -532,9 +548,11 @@ CASES: tuple[Case, ...] = (
         torch_op=lambda x, y, alpha=1.0, beta=1.0: alpha * x + beta * y,
         samples=_axpby_samples(),
         raw=_axpby_raw,
+        problem=lambda make, rows, n: (make(rows, n), make(rows, n), 3.0, -1.0),
         bounds=bounds(f16=(0.51, 1, 0.51), bf16=(0.51, 1, 0.51), f32=(1.5, 2.5, 1.5), f64=(2, 6, 2)),
         formula="alpha·x + beta·y",
         gradient="alpha·g, beta·g",
+        gradient_reads=lambda args, outputs: (),
     ),
     Case(
         name="linear",
@@ -544,6 +562,7 @@ CASES: tuple[Case, ...] = (
         torch_op=_linear_torch,
         samples=tuple(_linear_samples()),
         raw=_linear_raw,
+        problem=lambda make, rows, n: (make(rows, n), make(n, n, scale=n**-0.5), make(n), "gelu"),
         bounds=bounds(f16=(3, 6, 18), bf16=(3, 6, 18), f32=(16, 24, 18), f64=(24, 24, 22)),
         formula="activation(x·Wᵀ + b)",
         gradient="of activation and bias in one pass",
@@ -557,9 +576,11 @@ CASES: tuple[Case, ...] = (
         torch_op=F.layer_norm,
         samples=tuple(_layer_norm_samples()),
         raw=_layer_norm_raw,
+        problem=lambda make, rows, n: (make(rows, n), (n,), make(n, scale=0.5, shift=1.0), make(n), 1e-5),
         bounds=bounds(f16=(0.51, 10, 10), bf16=(0.51, 10, 10), f32=(5, 28, 20), f64=(9, 55, 18)),
         formula="(x - mean) / sqrt(var + eps)·w + b",
         gradient="for x, w and b, only those asked for",
+        gradient_reads=lambda args, outputs: (args[0], args[2]),
     ),
     Case(
         name="lltm",
@@ -569,6 +590,7 @@ CASES: tuple[Case, ...] = (
         torch_op=None,
         samples=tuple(_lltm_samples()),
         raw=_lltm_raw,
+        problem=_lltm_problem,
         bounds=bounds(f16=(4, 8, 0.51), bf16=(4, 8, 0.51), f32=(24, 48, 14), f64=(30, 80, 10)),
         formula="(h', c') from cat(h, x)·Wᵀ + b",
         gradient="one pointwise kernel, GEMMs by torch",

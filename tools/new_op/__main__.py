@@ -38,6 +38,7 @@ CASE = """    Case(
         torch_op=None,
         samples=_elementwise_samples(scale=2.0),
         raw=_unary("cube", saves_output=False),
+        problem=_one_tensor,
         bounds=bounds(f16=(1, 1, 1), bf16=(1, 1, 1), f32=(2, 3, 3), f64=(2, 3, 3)),
         formula="x³",
         gradient="3·x²·g",
@@ -50,7 +51,7 @@ NEXT = """
 {name}(x) is x³ until you write your own formula. What to do next:
   1. make selftest ARGS="--op {name} --quick"    builds it and passes as it is
   2. write the formula and its gradient into the files above
-  3. in src/fastops/cases.py set plain, torch_op (or None), samples, bounds, formula and gradient of its row
+  3. in src/fastops/cases.py set plain, torch_op (or None), samples, problem, bounds, formula and gradient of its row
   4. make selftest ARGS="--op {name}" and make test ARGS="-k {name}", then make format lint
   5. a row in README.md's table and a line in CHANGELOG.md
 """

@@ -1,0 +1,1 @@
+"""``python -m fastops.bench``: times every op on the machine it runs on, beside what a user would pick instead."""

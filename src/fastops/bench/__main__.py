@@ -1,0 +1,218 @@
+"""The command line. Exit status 0: all measured; 1: fastops failed somewhere; 2: asked for something not there."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import capabilities
+from ..cases import CASES, DTYPES, Case
+from ..selftest.__main__ import chosen_cases, chosen_dtypes
+from ..selftest.report import environment
+from ..selftest.runner import name_of
+from ..selftest.target import NotThereError, devices_of, why_no_cuda
+from . import first, host, kernel, memory, peers, plot, report
+from .problems import MOST_SETS, Shape, default_shapes, parse_shapes, spelled
+from .timing import ROUNDS
+
+FORMAT = "fastops.bench 1"
+MEASURES = ("call", "host", "first")
+_DEFAULT_DTYPE = {"cuda": torch.bfloat16, "cpu": torch.float32}
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="python -m fastops.bench",
+        description="Times every op on this machine, forward and backward, beside what a user would pick instead.",
+    )
+    p.add_argument("--device", help="cpu, cuda, cuda:<index> or all; default the first GPU, or the CPU without one")
+    p.add_argument(
+        "--op", action="append", metavar="NAME", help=f"one of {', '.join(c.name for c in CASES)}; repeatable"
+    )
+    p.add_argument(
+        "--dtype", action="append", help=f"{', '.join(map(name_of, DTYPES))}; repeatable; default bf16, on the CPU f32"
+    )
+    p.add_argument("--shapes", metavar="LIST", help="rows and columns, such as 32768x256,1024x65536")
+    p.add_argument("--peers", metavar="LIST", help=f"some of {','.join(peers.PEERS)}; default all that are installed")
+    p.add_argument(
+        "--measure",
+        metavar="LIST",
+        help="some of call (time and memory on large inputs), host (of a small call), first (in a fresh process); "
+        "default all",
+    )
+    p.add_argument("--quick", action="store_true", help="two shapes, and the first result of one op alone")
+    p.add_argument("--json", metavar="FILE", help="write the environment and every result, after each op what there is")
+    p.add_argument("--plot", metavar="FILE", help=f"draw the results, {' or '.join(plot.FORMATS)}")
+    p.add_argument("--from", dest="source", metavar="FILE", help="measure nothing: show what --json wrote")
+    return p
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is asked for, all of it there."""
+
+    cases: list[Case]
+    devices: list[torch.device]
+    dtypes: list[torch.dtype] | None
+    shapes: list[Shape] | None
+    peers: list[str]
+    measures: list[str]
+    quick: bool
+
+    def dtypes_of(self, case: Case, device: torch.device) -> list[torch.dtype]:
+        return [d for d in self.dtypes or [_DEFAULT_DTYPE[device.type]] if d in case.dtypes]
+
+    def shapes_of(self, case: Case, device: torch.device) -> list[Shape]:
+        return default_shapes(case, device, self.quick) if self.shapes is None else self.shapes
+
+    def __iter__(self) -> Iterator[tuple[Case, torch.device, torch.dtype]]:
+        for device in self.devices:
+            for case in self.cases:
+                for dtype in self.dtypes_of(case, device):
+                    yield case, device, dtype
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    return Plan(
+        cases=chosen_cases(options.op),
+        devices=devices_of(options.device or ("cpu" if why_no_cuda() else "cuda")),
+        dtypes=chosen_dtypes(options.dtype) if options.dtype else None,
+        shapes=parse_shapes(options.shapes) if options.shapes else None,
+        peers=peers.chosen_peers(options.peers),
+        measures=chosen_measures(options.measure),
+        quick=options.quick,
+    )
+
+
+def chosen_measures(text: str | None) -> list[str]:
+    names = list(MEASURES) if text is None else text.split(",")
+    for name in names:
+        if name not in MEASURES:
+            raise NotThereError(f"measure must be some of {', '.join(MEASURES)}, joined by commas, got {name!r}")
+    return names
+
+
+def run(plan: Plan, save: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """Measures; the content of the JSON file, which is saved after each op: a long run may be stopped."""
+    start = time.perf_counter()
+    found = peers.versions(plan.peers)
+    there = [name for name in plan.peers if "absent" not in found[name]]
+    for name in plan.peers:
+        if name not in there:
+            tell(f"{name} is absent: {found[name]['absent']}")
+    common: dict[str, Any] = {
+        "format": FORMAT,
+        "environment": environment(),
+        "paths": {str(d): capabilities().paths.get(str(d), "reference") for d in plan.devices},
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "peers": found,
+        "rounds": ROUNDS,
+        "most_sets": MOST_SETS,
+    }
+    results, hosts, firsts = list[kernel.Result](), list[host.HostResult](), list[first.FirstResult]()
+    content = common | {"memory_recycled": False, "seconds": 0.0, "results": [], "host": [], "first": []}
+    with warnings.catch_warnings(), memory.recycled() as recycled:
+        warnings.simplefilter("ignore")  # peers' own, and torch.compile's
+        for case, device, dtype in plan:
+            with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+                _measure(plan, there, case, device, dtype, results, hosts, firsts)
+            content |= {
+                "memory_recycled": recycled,
+                "seconds": round(time.perf_counter() - start, 1),
+                "results": _dicts(results),
+                "host": _dicts(hosts),
+                "first": _dicts(firsts),
+            }
+            save(content)
+    return content
+
+
+def _measure(
+    plan: Plan,
+    names: list[str],
+    case: Case,
+    device: torch.device,
+    dtype: torch.dtype,
+    results: list[kernel.Result],
+    hosts: list[host.HostResult],
+    firsts: list[first.FirstResult],
+) -> None:
+    name = name_of(dtype)
+    what = f"{case.name} {name} {device}"
+    if "call" in plan.measures:
+        for shape in plan.shapes_of(case, device):
+            for group in kernel.measure(case, dtype, name, device, shape, names):
+                results += group
+                tell(f"{what} {spelled(shape)} {group[0].direction}: {report.progress(_dicts(group))}")
+    if "host" in plan.measures:
+        for measured in host.measure(case, dtype, name, device, names):
+            hosts += measured
+            tell(f"{what} host {measured[0].direction}: {report.progress(_dicts(measured))}")
+    if "first" in plan.measures and not (plan.quick and firsts):
+        for one in first.measure(case.name, dtype, name, device, names):
+            firsts.append(one)
+            took = f"refused: {one.refused}" if one.refused else f"{one.seconds:.3f} s"
+            tell(f"{what} first result, {one.caches} caches: {one.implementation} {took}")
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _dicts(results: Iterable[Any]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(r) for r in results]
+
+
+def write(content: dict[str, Any], file: str | None) -> None:
+    if file:
+        Path(file).write_text(json.dumps(content, indent=1, default=str, allow_nan=False) + "\n")
+
+
+def read(file: str) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(Path(file).read_text())
+    except (OSError, ValueError) as error:
+        raise NotThereError(f"--from {file}: {error}") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise NotThereError(f"--from {file}: not a file of `python -m fastops.bench --json` of this version")
+    return content
+
+
+def failed(content: dict[str, Any]) -> bool:
+    every = (*content["results"], *content["host"], *content["first"])
+    return any(r["refused"] and r["implementation"] == peers.OURS for r in every)
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parser().parse_args(argv)
+    try:
+        for file in filter(None, (options.json, options.plot)):
+            if not Path(file).parent.is_dir():
+                raise NotThereError(f"{file}: there is no folder {Path(file).parent}")
+        if options.plot:
+            plot.check(options.plot)
+        if options.source:
+            content = read(options.source)
+        else:
+            content = run(plan_of(options), lambda content: write(content, options.json))
+    except NotThereError as error:
+        print(f"fastops.bench: {error}", file=sys.stderr)
+        return 2
+    print(report.text(content))
+    for file in plot.write(content, options.plot) if options.plot else ():
+        tell(f"written: {file}")
+    return 1 if failed(content) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Host time of a call on 16 numbers a tensor, where kernels take no time: Python, checks, dispatch, allocation, launch.
+
+One thread, one process, the implementations in turn; what is kept is the best round, so that the numbers hold on a busy
+machine, and the median beside it. On a GPU the work is only started within the time, and awaited after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..cases import Case
+from . import peers
+from .problems import Shape, make_sets
+from .timing import Sampler, interleaved, repeated
+from .work import RefusedError, call_of, said
+
+SHAPE: Shape = (1, 16)
+DIRECTIONS = ("forward", "forward+backward")
+_LEAST_SECONDS = 5e-3
+
+
+@dataclass(frozen=True)
+class HostResult:
+    op: str
+    dtype: str
+    device: str
+    direction: str  # forward: without gradient
+    implementation: str
+    refused: str = ""
+    microseconds: float | None = None  # the best round
+    median: float | None = None
+    times_fastops: float | None = None
+
+
+def measure(
+    case: Case, dtype: torch.dtype, dtype_name: str, device: torch.device, names: Sequence[str]
+) -> Iterator[list[HostResult]]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for direction in DIRECTIONS:
+            with torch.set_grad_enabled(direction != "forward"):
+                results = _direction(case, dtype, dtype_name, device, names, direction)
+            yield results
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _direction(
+    case: Case, dtype: torch.dtype, dtype_name: str, device: torch.device, names: Sequence[str], direction: str
+) -> list[HostResult]:
+    where = (case.name, dtype_name, str(device), direction)
+    try:
+        (inputs,) = make_sets(case, dtype, device, SHAPE, 1)
+    except Exception as error:
+        return [HostResult(*where, peers.OURS, refused=said(error))]
+    samplers: dict[str, Sampler] = {}
+    refused: dict[str, str] = {}
+    for name in (peers.OURS, *names):
+        try:
+            implementation = peers.implementation(name, case, device)
+            implementation.check_direction(direction)
+            call = call_of(implementation, inputs, direction)
+            for _ in range(3):
+                call()
+            samplers[name] = repeated(call, _LEAST_SECONDS, after=_await(device))
+        except RefusedError as error:
+            refused[name] = str(error)
+        except Exception as error:  # whatever a peer raises is its refusal; the run goes on
+            refused[name] = said(error)
+    times = interleaved(samplers)
+    ours = times.get(peers.OURS)
+    results = []
+    for name in (peers.OURS, *names):
+        if name in refused:
+            results.append(HostResult(*where, name, refused=refused[name]))
+        else:
+            t = times[name]
+            ratio = t.best / ours.best if ours else None
+            results.append(
+                HostResult(*where, name, microseconds=t.best * 1e6, median=t.median * 1e6, times_fastops=ratio)
+            )
+    return results
+
+
+def _await(device: torch.device) -> Callable[[], object]:
+    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)

@@ -1,0 +1,215 @@
+"""What a user would pick instead: PyTorch, torch.compile, and libraries of fused operators where they are installed.
+
+An op is found in a library by its name; one that is not listed here is refused by name. ``arguments`` turns our
+positional arguments into the library's own, before the clock starts, so that no wrapper of ours is timed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import operator
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from ..cases import Case
+from ..selftest.target import NotThereError
+from .work import Implementation, RefusedError, said
+
+OURS, EAGER, COMPILE = "fastops", "eager", "compile"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A function of a library."""
+
+    module: str
+    attribute: str
+    arguments: Callable[..., tuple[Any, ...]]
+    no_gradient: str = ""
+
+
+@dataclass(frozen=True)
+class Library:
+    """A package whose operators need a GPU."""
+
+    package: str  # as imported
+    distribution: str  # as installed
+    install: str
+    entries: dict[str, Entry]
+
+
+# Liger's default writes the input gradient over the incoming one, which has to serve again: hence the last False.
+_LIGER = Library(
+    "liger_kernel",
+    "liger-kernel",
+    "pip install liger-kernel",
+    {
+        "layer_norm": Entry(
+            "liger_kernel.ops", "LigerLayerNormFunction.apply", lambda x, shape, w, b, eps: (x, w, b, eps)
+        ),
+        "rms_norm": Entry(
+            "liger_kernel.ops",
+            "LigerRMSNormFunction.apply",
+            lambda x, shape, w, eps: (x, w, eps, 0.0, "llama", False),
+        ),
+        "add_rms_norm": Entry(
+            "liger_kernel.ops",
+            "LigerFusedAddRMSNormFunction.apply",
+            lambda x, residual, shape, w, eps: (x, residual, w, eps, 0.0, "llama", False),
+        ),
+    },
+)
+
+_QUACK = Library(
+    "quack",
+    "quack-kernels",
+    "pip install quack-kernels",
+    {
+        "layer_norm": Entry(
+            "quack.rmsnorm",
+            "layernorm_fwd",
+            lambda x, shape, w, b, eps: (x, w.float(), b.float(), eps),  # it takes no other parameters
+            no_gradient="its layer_norm has no gradient",
+        ),
+        "rms_norm": Entry("quack.rmsnorm", "rmsnorm", lambda x, shape, w, eps: (x, w, None, None, None, None, eps)),
+        "add_rms_norm": Entry(
+            "quack.rmsnorm",
+            "rmsnorm",
+            lambda x, residual, shape, w, eps: (x, w, None, residual, None, None, eps, True),
+        ),
+    },
+)
+
+_FLASH_NORM = "flash_attn.ops.triton.layer_norm"
+_FLASH_ATTN = Library(
+    "flash_attn",
+    "flash-attn",
+    "pip install flash-attn --no-build-isolation",
+    {
+        "layer_norm": Entry(
+            _FLASH_NORM, "layer_norm_fn", lambda x, shape, w, b, eps: (x, w, b, None, None, None, None, eps)
+        ),
+        "rms_norm": Entry(
+            _FLASH_NORM, "rms_norm_fn", lambda x, shape, w, eps: (x, w, None, None, None, None, None, eps)
+        ),
+        "add_layer_norm": Entry(
+            _FLASH_NORM,
+            "layer_norm_fn",
+            lambda x, residual, shape, w, b, eps: (x, w, b, residual, None, None, None, eps, 0.0, None, True),
+        ),
+        "add_rms_norm": Entry(
+            _FLASH_NORM,
+            "rms_norm_fn",
+            lambda x, residual, shape, w, eps: (x, w, None, residual, None, None, None, eps, 0.0, None, True),
+        ),
+    },
+)
+
+_APEX_NORM = "apex.normalization.fused_layer_norm"
+_APEX = Library(
+    "apex",
+    "apex",
+    "build https://github.com/NVIDIA/apex with its CUDA extensions; the apex of pip is something else",
+    {
+        "layer_norm": Entry(_APEX_NORM, "fused_layer_norm_affine", lambda x, shape, w, b, eps: (x, w, b, shape, eps)),
+        "rms_norm": Entry(_APEX_NORM, "fused_rms_norm_affine", lambda x, shape, w, eps: (x, w, shape, eps)),
+    },
+)
+
+LIBRARIES = {"liger": _LIGER, "quack": _QUACK, "apex": _APEX, "flash_attn": _FLASH_ATTN}
+PEERS = (EAGER, COMPILE, *LIBRARIES)
+
+
+def chosen_peers(text: str | None) -> list[str]:
+    names = list(PEERS) if text is None else [word.strip() for word in text.split(",") if word.strip()]
+    for name in names:
+        if name not in PEERS:
+            raise NotThereError(f"peers must be some of {', '.join(PEERS)}, joined by commas, got {name!r}")
+    return list(dict.fromkeys(names))
+
+
+def absent(name: str) -> str:
+    """Why a peer cannot be used at all; empty if it is installed."""
+    library = LIBRARIES.get(name)
+    if library is None or importlib.util.find_spec(library.package):
+        return ""
+    return f"not installed: {library.install}"
+
+
+def lacking(name: str, op: str, device: torch.device) -> str:
+    """Why an implementation cannot do an op, as far as that is known without importing it; empty if it may."""
+    library = LIBRARIES.get(name)
+    if reason := absent(name):
+        return reason
+    if library and device.type != "cuda":
+        return "needs a GPU"
+    return f"no {op}" if library and op not in library.entries else ""
+
+
+def versions(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Of each peer what is used, or why it is not there."""
+    found = {}
+    for name in names:
+        library = LIBRARIES.get(name)
+        if reason := absent(name):
+            found[name] = {"absent": reason}
+        elif library is None:
+            found[name] = {"version": f"torch {torch.__version__}"}
+        else:
+            found[name] = {"version": f"{library.distribution} {_version(library.distribution)}"}
+    return found
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+def plain_function(case: Case) -> Callable[..., Any]:
+    """What a user writes in PyTorch: torch's own operator, or the formula if it has none."""
+    return case.torch_op or case.plain
+
+
+def implementation(name: str, case: Case, device: torch.device) -> Implementation:
+    """Raises :class:`RefusedError` if it does not have the op."""
+    if name == OURS:
+        return Implementation(name, case.function)
+    if name == EAGER:
+        return Implementation(name, plain_function(case))
+    if name == COMPILE:
+        return Implementation(name, compiled(plain_function(case)))
+    if reason := lacking(name, case.name, device):
+        raise RefusedError(reason)
+    entry = LIBRARIES[name].entries[case.name]
+    try:
+        function = operator.attrgetter(entry.attribute)(importlib.import_module(entry.module))
+    except Exception as error:  # a library may fail in any way where it does not fit the machine
+        raise RefusedError(f"does not import: {said(error)}") from error
+    return Implementation(name, function, entry.arguments, entry.no_gradient)
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.compile`` for these shapes alone, from a clean slate: past its limit of recompilations it stops."""
+
+    def program(*args: Any) -> Any:
+        return function(*args)
+
+    torch.compiler.reset()
+    return torch.compile(program, dynamic=False)
+
+
+def kept_graph(direction: str) -> AbstractContextManager[object]:
+    """A compiled backward runs twice only if it does not write over what was saved for it."""
+    if direction != "backward":
+        return nullcontext()
+    from torch._functorch import config
+
+    return config.patch(donated_buffer=False)

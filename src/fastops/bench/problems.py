@@ -1,0 +1,107 @@
+"""The inputs that are timed: shapes, as many sets of random tensors as a cache cannot hold, incoming gradients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cases import Case, Layout, Make
+from ..selftest.target import NotThereError
+from .traffic import distinct_bytes, tensors_of
+
+Shape = tuple[int, int]  # rows, columns
+
+SHAPES: dict[str, tuple[Shape, ...]] = {
+    "cuda": ((32768, 256), (16384, 1024), (8192, 4096), (4096, 16384), (1024, 65536), (512, 131072)),
+    "cpu": ((4096, 256), (1024, 1024), (256, 4096), (64, 16384)),
+}
+QUICK: dict[str, tuple[Shape, ...]] = {"cuda": ((16384, 1024), (4096, 16384)), "cpu": ((1024, 256), (256, 1024))}
+
+LEAST_BYTES = 300_000_000
+MOST_SETS = 256
+
+
+class DeviceMake(Make):
+    """Random numbers made where they are used: hundreds of megabytes, whose values need not be those of the tests."""
+
+    def __call__(
+        self,
+        *shape: int,
+        scale: float = 1.0,
+        shift: float = 0.0,
+        dtype: torch.dtype | None = None,
+        layout: Layout | None = None,
+    ) -> Tensor:
+        tensor = torch.randn(shape, device=self.device, dtype=dtype or self.dtype).mul_(scale).add_(shift)
+        return layout(tensor) if layout else tensor
+
+
+@dataclass(frozen=True)
+class InputSet:
+    """Arguments of the public function and one incoming gradient for each of its outputs."""
+
+    args: tuple[Any, ...]
+    incoming: tuple[Tensor, ...]
+
+
+def parse_shapes(text: str) -> list[Shape]:
+    """``32768x256,1024x65536``."""
+    shapes = []
+    for word in text.split(","):
+        if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", word.strip()):
+            raise NotThereError(f"shapes must be <rows>x<columns>, joined by commas, such as 8192x4096, got {word!r}")
+        rows, columns = word.split("x")
+        shapes.append((int(rows), int(columns)))
+    return shapes
+
+
+def default_shapes(case: Case, device: torch.device, quick: bool) -> list[Shape]:
+    """Those of the device's list whose parameters are no larger than the data; a matrix of 131072 squared is no use."""
+    shapes = (QUICK if quick else SHAPES)[device.type]
+    return [(rows, n) for rows, n in shapes if max(t.numel() for t in _sizes(case, rows, n)) <= rows * n]
+
+
+def sets_needed(case: Case, dtype: torch.dtype, device: torch.device, shape: Shape) -> tuple[int, bool]:
+    """How many input sets together overflow a GPU's cache, and whether the most that are made do.
+
+    On the CPU it is one set, and never cold.
+    """
+    if device.type != "cuda":
+        return 1, False
+    wanted = max(LEAST_BYTES, 3 * torch.cuda.get_device_properties(device).L2_cache_size)
+    return sets_that_overflow(distinct_bytes(_sizes(case, *shape, dtype)), wanted)
+
+
+def sets_that_overflow(set_bytes: int, wanted: int) -> tuple[int, bool]:
+    needed = max(2, -(-wanted // set_bytes))
+    return min(needed, MOST_SETS), needed <= MOST_SETS
+
+
+def make_sets(case: Case, dtype: torch.dtype, device: torch.device, shape: Shape, sets: int) -> list[InputSet]:
+    make = DeviceMake(device, dtype)
+    found: list[InputSet] = []
+    for _ in range(sets):
+        args = case.problem(make, *shape)
+        if not found:
+            with torch.no_grad():
+                shapes = [out.shape for out in as_tuple(case.function(*args))]
+        found.append(InputSet(args, tuple(make(*s) for s in shapes)))
+    return found
+
+
+def as_tuple(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def spelled(shape: Iterable[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _sizes(case: Case, rows: int, columns: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    """The tensor arguments without memory."""
+    return tensors_of(case.problem(DeviceMake("meta", dtype), rows, columns))

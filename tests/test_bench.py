@@ -1,0 +1,490 @@
+"""The benchmark: its byte counts, statistics, files and command line. No test asserts a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from table import every_case
+
+from fastops.bench import first, host, kernel, memory, peers, plot, problems, report, timing, traffic, work
+from fastops.bench.__main__ import FORMAT, main
+from fastops.cases import CASES, Case, by_name
+from fastops.selftest.report import environment
+
+CPU = torch.device("cpu")
+QUICK = ["--device", "cpu", "--op", "relu", "--quick", "--peers", "eager,liger", "--measure", "call,host"]
+
+
+# Bytes
+
+# Of 8 rows of 16 columns in float32, a tensor of rows and columns being 512 bytes and a vector of columns 64.
+BYTES = {
+    "square": (512 + 512, 2 * 512 + 512),
+    "relu": (512 + 512, 2 * 512 + 512),
+    "sigmoid": (512 + 512, 2 * 512 + 512),
+    "axpby": (2 * 512 + 512, 512 + 2 * 512),
+    "linear": (512 + 1024 + 64 + 512, (512 + 512 + 1024 + 64) + (512 + 1024 + 64)),
+    "layer_norm": (512 + 2 * 64 + 512, (512 + 512 + 64) + (512 + 2 * 64)),
+    "lltm": (3 * 512 + 6144 + 192 + 2 * 512, (2 * 512 + 3 * 512 + 6144 + 192) + (3 * 512 + 6144 + 192)),
+}
+
+
+@pytest.mark.parametrize("op", BYTES)
+def test_fewest_bytes(op: str) -> None:
+    case = by_name()[op]
+    (inputs,) = problems.make_sets(case, torch.float32, CPU, (8, 16), 1)
+    forward, backward = BYTES[op]
+    assert kernel.fewest_bytes(case, inputs) == {
+        "forward": forward,
+        "backward": backward,
+        "forward+backward": forward + backward,
+    }
+
+
+def test_one_place_in_memory_counts_once() -> None:
+    x = torch.randn(3, 5)
+    assert traffic.distinct_bytes([x, x, x.view(3, 5)]) == 60
+    assert traffic.distinct_bytes([x, x.clone()]) == 120
+    assert traffic.distinct_bytes([torch.empty(3, 5, device="meta") for _ in range(2)]) == 120
+    assert traffic.distinct_bytes([]) == 0
+
+
+# Problems
+
+
+@every_case
+def test_every_case_has_a_problem(case: Case) -> None:
+    """A row of the table is enough: nothing in the benchmark names an op that it could not do without."""
+    (inputs,) = problems.make_sets(case, torch.float32, CPU, (4, 8), 1)
+    ours = peers.implementation("fastops", case, CPU)
+    eager = peers.implementation("eager", case, CPU)
+    for direction in work.DIRECTIONS:
+        expected = work.results_of(work.call_of(ours, inputs, direction)(), direction)
+        work.check_same(work.results_of(work.call_of(eager, inputs, direction)(), direction), expected, torch.float32)
+        assert len(expected) == len(inputs.incoming if direction == "forward" else traffic.tensors_of(inputs.args))
+    assert problems.default_shapes(case, CPU, quick=False)
+    assert problems.default_shapes(case, torch.device("cuda"), quick=True)
+
+
+def test_default_shapes_leave_out_huge_parameters() -> None:
+    cuda = torch.device("cuda")
+    assert (512, 131072) in problems.default_shapes(by_name()["layer_norm"], cuda, quick=False)
+    assert problems.default_shapes(by_name()["linear"], cuda, quick=False)[-1] == (8192, 4096)
+
+
+def test_sets_overflow_the_cache() -> None:
+    assert problems.sets_that_overflow(100, 300) == (3, True)
+    assert problems.sets_that_overflow(100, 301) == (4, True)
+    assert problems.sets_that_overflow(1000, 300) == (2, True)  # one set would be read again at once
+    assert problems.sets_that_overflow(1, 300_000_000) == (problems.MOST_SETS, False)
+    assert problems.sets_needed(by_name()["relu"], torch.float32, CPU, (8, 16)) == (1, False)
+
+
+# Statistics
+
+
+class Ticks:
+    """A clock that stands still but for the calls that it is told of."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.now = 0.0
+        self.calls = 0
+        self._seconds = seconds
+
+    def __call__(self) -> float:
+        return self.now
+
+    def call(self) -> None:
+        self.now += self._seconds[self.calls % len(self._seconds)]
+        self.calls += 1
+
+
+def test_statistics() -> None:
+    found = timing.Statistics.of([5.0, 1.0, 3.0, 2.0, 4.0])
+    assert found == timing.Statistics(median=3.0, low=2.0, high=4.0, best=1.0)
+    assert found.spread == pytest.approx(2 / 3)
+    with pytest.raises(ValueError, match="at least 2 samples, got 1"):
+        timing.Statistics.of([1.0])
+
+
+def test_repeated_is_the_time_of_one_call() -> None:
+    clock = Ticks(0.001)
+    after = []
+    sample = timing.repeated(clock.call, 0.01, clock, after=lambda: after.append(clock.now))
+    before = clock.calls
+    assert sample() == pytest.approx(0.001)
+    assert 10 <= clock.calls - before <= 20, "a sample takes as long as asked, and not much longer"
+    assert after[-1] == clock.now
+
+
+def test_what_follows_the_clock_is_not_timed() -> None:
+    clock = Ticks(0.5)
+    slow = Ticks(0.5)
+
+    def before() -> None:
+        clock.now += 100
+
+    assert timing.single(clock.call, before, clock)() == 0.5
+    sample = timing.repeated(slow.call, 0.1, slow, after=before_of(slow))
+    assert sample() == 0.5
+
+
+def before_of(clock: Ticks) -> Any:
+    def after() -> None:
+        clock.now += 100
+
+    return after
+
+
+def test_interleaved() -> None:
+    order: list[str] = []
+    times: dict[str, Iterator[float]] = {"a": iter([1.0, 9.0, 2.0]), "b": iter([4.0, 5.0, 6.0])}
+
+    def sampler(name: str) -> timing.Sampler:
+        def sample() -> float:
+            order.append(name)
+            return next(times[name])
+
+        return sample
+
+    found = timing.interleaved({name: sampler(name) for name in times}, rounds=3)
+    assert "".join(order) == "ababab"
+    assert (found["a"].median, found["b"].median) == (2.0, 5.0)
+
+
+# Memory
+
+
+def test_recycled_and_fresh_memory() -> None:
+    """4 MB: 1024 pages, or 2 huge ones."""
+    x = torch.ones(1024, 1024)
+    with memory.recycled() as recycled:
+        if not recycled or memory.page_faults(lambda: None) is None:
+            pytest.skip("not glibc")
+        # The first calls may still find no place of their size.
+        assert any((memory.page_faults(lambda: torch.neg(x)) or 0) < 2 for _ in range(50))
+        memory.give_back()
+        assert (memory.page_faults(lambda: torch.neg(x)) or 0) >= 2
+
+
+def test_peak_memory() -> None:
+    assert memory.peak_bytes(lambda: None, CPU) is None
+
+
+def test_peak_memory_of_a_gpu(cuda: torch.device) -> None:
+    x = torch.ones(1024, 1024, device=cuda)
+    assert memory.peak_bytes(lambda: torch.neg(torch.neg(x)), cuda) == 2 * x.nbytes
+
+
+# Peers
+
+
+def test_different_results_are_refused() -> None:
+    x = torch.randn(64)
+    work.check_same((x,), (x * (1 + 1e-6),), torch.float32)
+    with pytest.raises(work.RefusedError, match="result 0 differs from fastops'"):
+        work.check_same((x,), (x * 1.01,), torch.float32)
+    with pytest.raises(work.RefusedError, match="differs"):
+        work.check_same((x * torch.nan,), (x,), torch.float32)
+    with pytest.raises(work.RefusedError, match="result 1 has shape"):
+        work.check_same((x, x), (x, x[1:]), torch.float32)
+    with pytest.raises(work.RefusedError, match="gives 1 tensors, fastops 2"):
+        work.check_same((x,), (x, x), torch.float32)
+
+
+def test_what_leaves_out_a_gradient_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = dataclasses.replace(by_name()["axpby"], torch_op=lambda x, y, alpha, beta: alpha * x + beta * y.detach())
+    groups = list(kernel.measure(case, torch.float32, "f32", CPU, (4, 8), ["eager"]))
+    refused = {group[0].direction: group[1].refused for group in groups}
+    assert not refused["forward"]
+    assert "not have been used in the graph" in refused["backward"]
+    assert "not have been used in the graph" in refused["forward+backward"]
+
+
+def test_absent_and_unfit_peers_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer_norm = by_name()["layer_norm"]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for name, library in peers.LIBRARIES.items():
+        assert library.install in peers.versions([name])[name]["absent"]
+        with pytest.raises(peers.RefusedError, match="not installed"):
+            peers.implementation(name, layer_norm, torch.device("cuda"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    with pytest.raises(peers.RefusedError, match="needs a GPU"):
+        peers.implementation("liger", layer_norm, CPU)
+    with pytest.raises(peers.RefusedError, match="no lltm"):
+        peers.implementation("liger", by_name()["lltm"], torch.device("cuda"))
+
+
+@pytest.mark.parametrize("library", peers.LIBRARIES.values(), ids=peers.LIBRARIES)
+def test_peers_take_every_argument(library: peers.Library) -> None:
+    """The tensors of a problem all arrive, whatever the order; a peer that loses one would do less."""
+    signatures = {
+        "layer_norm": ("x", (8,), "w", "b", 1e-5),
+        "rms_norm": ("x", (8,), "w", 1e-6),
+        "add_layer_norm": ("x", "residual", (8,), "w", "b", 1e-5),
+        "add_rms_norm": ("x", "residual", (8,), "w", 1e-6),
+    }
+
+    class Named(str):
+        __slots__ = ()
+
+        def float(self) -> str:
+            return self
+
+    for op, entry in library.entries.items():
+        given = [Named(a) if isinstance(a, str) else a for a in signatures[op]]
+        passed = entry.arguments(*given)
+        assert {a for a in given if isinstance(a, Named)} == {a for a in passed if isinstance(a, Named)}
+        assert [a for a in passed if isinstance(a, float) and 0 < a < 1] == [given[-1]]
+
+
+# Files
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    """Of two implementations, and a third that refuses backward, as the benchmark writes it."""
+    results = []
+    for columns in (256, 1024):
+        for direction in work.DIRECTIONS:
+            for k, name in enumerate(("fastops", "eager", "quack")):
+                where = ("layer_norm", "bf16", "cuda:0", 4096, columns, direction, name)
+                if name == "quack" and direction != "forward":
+                    results.append(kernel.Result(*where, refused="its layer_norm has no gradient"))
+                    continue
+                results.append(
+                    kernel.Result(
+                        *where,
+                        microseconds=10.0 * (k + 1),
+                        low=9.0 * (k + 1),
+                        high=11.0 * (k + 1),
+                        bytes=40_000_000,
+                        gigabytes_per_second=4000 / (k + 1),
+                        copy_gigabytes_per_second=4280.0,
+                        share_of_copy=4000 / (k + 1) / 4280,
+                        times_fastops=float(k + 1),
+                        peak_bytes=2**20 * (k + 1),
+                        sets=8,
+                        cold=True,
+                    )
+                )
+    hosts = [
+        host.HostResult("layer_norm", "bf16", "cuda:0", direction, name, "", 7.5, 8.0, 1.0)
+        for direction in host.DIRECTIONS
+        for name in ("fastops", "eager")
+    ]
+    firsts = [
+        first.FirstResult("layer_norm", "bf16", "cuda:0", "fastops", "empty", "", 0.125, 0.1, 0.025),
+        first.FirstResult("layer_norm", "bf16", "cuda:0", "compile", "empty", "", 9.5, 0.5, 9.0),
+        first.FirstResult("layer_norm", "bf16", "cuda:0", "compile", "filled", "", 2.5, 0.5, 2.0),
+    ]
+    return {
+        "format": FORMAT,
+        "environment": environment(),
+        "paths": {"cuda:0": "cuda"},
+        "peers": {"eager": {"version": "torch"}, "quack": {"version": "1"}, "apex": {"absent": "not installed: how"}},
+        "memory_recycled": True,
+        "seconds": 12.0,
+        "results": [dataclasses.asdict(r) for r in results],
+        "host": [dataclasses.asdict(r) for r in hosts],
+        "first": [dataclasses.asdict(r) for r in firsts],
+    } | changes
+
+
+def test_table() -> None:
+    lines = report.text(content()).splitlines()
+    assert "layer_norm, bf16, cuda:0, copy 4280 GB/s; peers: their time over fastops'" in lines
+    forward, backward = (
+        next(x.split() for x in lines if x.startswith(f"4096x1024  {d} ")) for d in work.DIRECTIONS[:2]
+    )
+    assert forward == ["4096x1024", "forward", "10.00", "20%", "4000", "0.93", "2.00x", "3.00x"]
+    assert backward[-2:] == ["2.00x", "-"]
+    assert ["layer_norm", "bf16", "cuda:0", "4096x1024", "forward", "1.0", "2.0", "3.0"] in [x.split() for x in lines]
+    assert ["layer_norm", "bf16", "cuda:0", "forward", "7.50", "7.50"] in [x.split() for x in lines]
+    assert ["layer_norm", "bf16", "cuda:0", "0.125", "9.500", "2.500"] in [x.split() for x in lines]
+    assert "apex is absent: not installed: how" in lines
+    assert (
+        "quack refused layer_norm bf16 backward, layer_norm bf16 forward+backward: its layer_norm has no gradient"
+        in lines
+    )
+
+
+def test_table_names_what_is_not_as_it_should_be() -> None:
+    broken = content(paths={"cuda:0": "reference"})
+    for r in broken["results"]:
+        r["cold"] = False
+    broken["results"][0] |= {"refused": "RuntimeError: out of memory", "microseconds": None}
+    text = report.text(broken)
+    assert "On cuda:0 fastops has no kernels and runs plain PyTorch." in text
+    assert "FAILED" in text
+    assert "fastops failed layer_norm bf16 4096x256 forward: RuntimeError: out of memory" in text
+    assert "10.00*" in text
+    assert "* the input sets together fit in the GPU's cache" in text
+
+
+def test_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps(content()))
+    assert main(["--from", str(file)]) == 0
+    assert "copy 4280 GB/s" in capsys.readouterr().out
+    failed = content()
+    failed["results"][0]["refused"] = "RuntimeError: no"
+    file.write_text(json.dumps(failed))
+    assert main(["--from", str(file)]) == 1
+
+
+@pytest.mark.parametrize("ending", plot.FORMATS)
+def test_plot(ending: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    source, picture = tmp_path / "bench.json", tmp_path / f"picture{ending}"
+    source.write_text(json.dumps(content()))
+    assert main(["--from", str(source), "--plot", str(picture)]) == 0
+    starts = {".png": b"\x89PNG", ".svg": b"<?xml"}
+    for file in (picture, tmp_path / f"picture-host{ending}"):
+        assert file.read_bytes().startswith(starts[ending])
+
+
+def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main([*QUICK, "--plot", "picture.png"]) == 2
+    assert "--plot needs matplotlib: pip install matplotlib" in capsys.readouterr().err
+
+
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--op", "tanh"], "op must be one of square, relu"),
+        (["--dtype", "f8"], "dtype must be one of f32, bf16, f16, f64, got 'f8'"),
+        (["--device", "tpu"], "device must be cpu, cuda, cuda:<index> or all, got 'tpu'"),
+        (["--shapes", "12x"], "shapes must be <rows>x<columns>, joined by commas, such as 8192x4096, got '12x'"),
+        (["--shapes", "0x4"], "got '0x4'"),
+        (["--peers", "eager,tvm"], "peers must be some of eager, compile, liger, quack, apex, flash_attn, joined by"),
+        (["--measure", "speed"], "measure must be some of call, host, first, joined by commas, got 'speed'"),
+        (["--plot", "picture.gif"], "--plot must end in one of .png, .svg, got 'picture.gif'"),
+        (["--json", "/no/such/file"], "/no/such/file: there is no folder /no/such"),
+        (["--from", "/no/such/file"], "--from /no/such/file: "),
+        (["--from", __file__], f"--from {__file__}: "),
+    ],
+)
+def test_what_is_not_there(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_not_our_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "selftest.json"
+    file.write_text('{"passed": true}')
+    assert main(["--from", str(file)]) == 2
+    assert "not a file of `python -m fastops.bench --json`" in capsys.readouterr().err
+
+
+def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "absent", lambda name: "not installed: how" if name == "liger" else "")
+    file = tmp_path / "bench.json"
+    assert main([*QUICK, "--json", str(file)]) == 0
+    printed = capsys.readouterr()
+    assert "relu, f32, cpu, copy " in printed.out
+    assert "liger is absent: not installed: how" in printed.out
+    assert "liger is absent: not installed: how" in printed.err, "said before it starts, not only at the end"
+    assert "relu f32 cpu 1024x256 forward: fastops " in printed.err
+    found = json.loads(file.read_text())
+    assert set(found) >= set(content())
+    assert found["environment"]["versions"]["torch"] == torch.__version__
+    assert found["paths"] == {"cpu": "cpu"}
+    for key, kind in (("results", kernel.Result), ("host", host.HostResult)):
+        assert all(set(r) == {f.name for f in dataclasses.fields(kind)} for r in found[key])
+        assert not any(r["refused"] for r in found[key])
+    assert len(found["results"]) == 2 * 3 * 2  # shapes, directions, implementations
+    assert len(found["host"]) == 2 * 2
+    for r in found["results"]:
+        assert r["low"] <= r["microseconds"] <= r["high"]
+        assert r["gigabytes_per_second"] == pytest.approx(r["bytes"] / r["microseconds"] / 1e3)
+        assert r["share_of_copy"] == pytest.approx(r["gigabytes_per_second"] / r["copy_gigabytes_per_second"])
+        assert r["peak_bytes"] is None, "not measured on the CPU, and not invented"
+    assert not torch.is_inference_mode_enabled()
+    assert torch.is_grad_enabled()
+
+
+def test_a_failure_of_ours_is_the_exit_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: Any) -> Any:
+        raise ZeroDivisionError("on purpose")
+
+    broken = tuple(dataclasses.replace(c, function=fail) if c.name == "relu" else c for c in CASES)
+    monkeypatch.setattr("fastops.selftest.__main__.CASES", broken)
+    assert main([*QUICK, "--shapes", "4x8"]) == 1
+    assert "fastops failed relu f32: ZeroDivisionError: on purpose" in capsys.readouterr().out
+
+
+def test_first_result() -> None:
+    (found,) = first.measure("relu", torch.float32, "f32", CPU, [])
+    assert not found.refused
+    assert found.import_seconds is not None
+    assert found.call_seconds is not None
+    assert found.seconds == pytest.approx(found.import_seconds + found.call_seconds)
+
+
+def test_captured_into_a_graph(cuda: torch.device) -> None:
+    """Backward and both are replayed, not only recorded: the outputs of the graph are those of the calls."""
+    case = by_name()["layer_norm"]
+    inputs = problems.make_sets(case, torch.float32, cuda, (64, 128), 3)
+    for direction in work.DIRECTIONS:
+        stream = torch.cuda.Stream(cuda)
+        with torch.set_grad_enabled(direction != "forward"):
+            with torch.cuda.stream(stream):
+                stream.wait_stream(torch.cuda.default_stream(cuda))
+                calls = [work.call_of(peers.implementation("fastops", case, cuda), one, direction) for one in inputs]
+            replay = kernel.Replay(calls, stream)
+            for captured in replay.outputs:
+                for tensor in work.results_of(captured, direction):
+                    tensor.zero_()
+            assert replay() > 0
+            for captured, call in zip(replay.outputs, calls, strict=True):
+                expected = work.results_of(call(), direction)
+                torch.cuda.synchronize(cuda)
+                work.check_same(work.results_of(captured, direction), expected, torch.float32)
+
+
+def test_what_does_not_go_into_a_graph_is_refused(cuda: torch.device) -> None:
+    """And the next one is captured all the same. In a process of its own: a broken capture may leave traces."""
+    program = """
+import torch
+from fastops.bench.cuda_graph import Replay
+from fastops.bench.work import RefusedError
+x = torch.ones(1 << 20, device="cuda")
+try:
+    Replay([lambda: x.sum().item()], torch.cuda.Stream())
+except RefusedError as error:
+    print(error)
+torch.cuda.empty_cache()
+good = Replay([lambda: x + 1], torch.cuda.Stream())
+print(good() > 0, good.outputs[0].sum().item())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    refused, measured = done.stdout.splitlines()
+    assert refused.startswith("does not go into a CUDA graph: ")
+    assert measured == f"True {2.0 * 2**20}"
+
+
+def test_quick_run_on_a_gpu(cuda: torch.device, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    arguments = ["--device", "cuda", "--op", "layer_norm", "--shapes", "4096x256", "--peers", "eager"]
+    assert main([*arguments, "--measure", "call", "--json", str(file)]) == 0
+    for r in json.loads(file.read_text())["results"]:
+        assert not r["refused"]
+        assert r["cold"]
+        assert r["sets"] * r["bytes"] >= problems.LEAST_BYTES
+        assert r["peak_bytes"] > 0
