@@ -422,8 +422,8 @@ def test_a_failure_of_ours_is_the_exit_status(
     def fail(*args: Any) -> Any:
         raise ZeroDivisionError("on purpose")
 
-    broken = tuple(dataclasses.replace(c, function=fail) if c.name == "relu" else c for c in CASES)
-    monkeypatch.setattr("fastops.selftest.__main__.CASES", broken)
+    broken = {c.name: dataclasses.replace(c, function=fail) if c.name == "relu" else c for c in CASES}
+    monkeypatch.setattr("fastops.selftest.choices.by_name", lambda: broken)
     assert main([*QUICK, "--shapes", "4x8"]) == 1
     assert "fastops failed relu f32: ZeroDivisionError: on purpose" in capsys.readouterr().out
 

@@ -9,7 +9,7 @@ import platform
 import re
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 
 TORCH_FLOOR = (2, 10)
@@ -53,19 +53,19 @@ def failed(error: BaseException) -> None:
 
 def installed(folders: Iterable[str] | None = None) -> dict[str, str]:
     """Name and version of the distributions that own this package: those recorded beside its folder."""
-    beside = [os.path.dirname(folder) for folder in (package_folders() if folders is None else folders)]
-    found = {}
-    for name in DISTRIBUTIONS:
-        for distribution in metadata.distributions(name=name, path=beside):
-            found[name] = distribution.version
-    return found
+    return {name: distribution.version for name, distribution in _owners(folders)}
 
 
 def by_conda() -> bool:
     """Whether conda installed this package, whose records pip must not touch."""
-    beside = [os.path.dirname(folder) for folder in package_folders()]
-    found = metadata.distributions(name="fastops", path=beside)
-    return any((distribution.read_text("INSTALLER") or "").strip() == "conda" for distribution in found)
+    return any((distribution.read_text("INSTALLER") or "").strip() == "conda" for _, distribution in _owners())
+
+
+def _owners(folders: Iterable[str] | None = None) -> Iterator[tuple[str, metadata.Distribution]]:
+    beside = [os.path.dirname(folder) for folder in (package_folders() if folders is None else folders)]
+    for name in DISTRIBUTIONS:
+        for distribution in metadata.distributions(name=name, path=beside):
+            yield name, distribution
 
 
 def diagnose(error: BaseException) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 # CUDA major version of the released wheels to the archs that they hold machine code for; PTX is of the newest.
 RELEASES = {13: (75, 80, 86, 89, 90, 100, 120), 12: (70, 75, 80, 86, 89, 90, 100, 120)}
 
-
 # Tegra chips: neither their machine code nor a desktop card's runs on the other kind.
 TEGRA = (53, 62, 72, 87, 101, 110)
 

@@ -41,9 +41,11 @@ class Make:
         dtype: torch.dtype | None = None,
         layout: Layout | None = None,
     ) -> Tensor:
+        return _laid_out(self._random(shape, scale, shift, dtype or self.dtype), layout)
+
+    def _random(self, shape: tuple[int, ...], scale: float, shift: float, dtype: torch.dtype) -> Tensor:
         values = torch.randn(shape, generator=self._generator, dtype=torch.float64) * scale + shift
-        tensor = values.to(dtype or self.dtype).to(self.device)
-        return _laid_out(tensor, layout)
+        return values.to(dtype).to(self.device)
 
     @property
     def parameter_dtype(self) -> torch.dtype:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from .. import capabilities
-from ..cases import CASES, DTYPES, Case
-from ..selftest.__main__ import chosen_cases, chosen_dtypes
+from ..cases import Case
+from ..selftest.choices import add_arguments, chosen_cases, chosen_dtypes
 from ..selftest.report import environment
 from ..selftest.runner import name_of
 from ..selftest.target import NotThereError, devices_of, why_no_cuda
@@ -36,12 +36,7 @@ def parser() -> argparse.ArgumentParser:
         description="Times every op on this machine, forward and backward, beside what a user would pick instead.",
     )
     p.add_argument("--device", help="cpu, cuda, cuda:<index> or all; default the first GPU, or the CPU without one")
-    p.add_argument(
-        "--op", action="append", metavar="NAME", help=f"one of {', '.join(c.name for c in CASES)}; repeatable"
-    )
-    p.add_argument(
-        "--dtype", action="append", help=f"{', '.join(map(name_of, DTYPES))}; repeatable; default bf16, on the CPU f32"
-    )
+    add_arguments(p, dtype_default="; default bf16, on the CPU f32")
     p.add_argument("--shapes", metavar="LIST", help="rows and columns, such as 32768x256,1024x65536")
     p.add_argument("--peers", metavar="LIST", help=f"some of {','.join(peers.PEERS)}; default all that are installed")
     p.add_argument(

@@ -25,7 +25,7 @@ import torch
 from ..cases import DTYPES, by_name
 from . import peers
 from .problems import DeviceMake, InputSet, Shape
-from .work import RefusedError, call_of, said
+from .work import call_of, said
 
 SHAPE: Shape = (8, 1024)
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "QUACK_CACHE_DIR")
@@ -111,8 +111,6 @@ def _answer(request: dict[str, str], fastops_import_seconds: float) -> dict[str,
             call()
             _synchronize(device)
             called = time.perf_counter() - start
-        except RefusedError as error:
-            return {"refused": str(error)}
         except Exception as error:  # whatever a peer raises is its refusal
             return {"refused": said(error)}
     if request["implementation"] == peers.OURS:

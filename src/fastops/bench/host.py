@@ -15,7 +15,7 @@ from ..cases import Case
 from . import peers
 from .problems import Shape, make_sets
 from .timing import Sampler, interleaved, repeated
-from .work import RefusedError, call_of, said
+from .work import call_of, said
 
 SHAPE: Shape = (1, 16)
 DIRECTIONS = ("forward", "forward+backward")
@@ -67,8 +67,6 @@ def _direction(
             for _ in range(3):
                 call()
             samplers[name] = repeated(call, _LEAST_SECONDS, after=_await(device))
-        except RefusedError as error:
-            refused[name] = str(error)
         except Exception as error:  # whatever a peer raises is its refusal; the run goes on
             refused[name] = said(error)
     times = interleaved(samplers)

@@ -23,7 +23,7 @@ from .cuda_graph import Replay
 from .problems import InputSet, Shape, make_sets, sets_needed
 from .timing import Sampler, Statistics, interleaved, repeated, single
 from .traffic import backward_bytes, forward_bytes
-from .work import DIRECTIONS, Implementation, RefusedError, call_of, check_same, results_of, said
+from .work import DIRECTIONS, Implementation, call_of, check_same, results_of, said
 
 COPY_BYTES = 2**30  # read and written, of the large copy
 _LEAST_SECONDS = 2e-3  # of a sample on the CPU: far above the clock's step
@@ -172,8 +172,6 @@ def _prepare_all(
                 peak = memory.peak_bytes(calls[0], device)
             sampler: Sampler = Replay(calls, stream) if stream else repeated(calls[0], _LEAST_SECONDS)
             prepared[name] = Prepared(calls[0], sampler, peak)
-        except RefusedError as error:
-            refused[name] = str(error)
         except Exception as error:  # whatever a peer raises is its refusal; the run goes on
             refused[name] = said(error)
     return prepared, refused

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cases import Case, Layout, Make
+from ..cases import Case, Make
+from ..selftest.accuracy import tensors_of
 from ..selftest.target import NotThereError
-from .traffic import distinct_bytes, tensors_of
+from .traffic import distinct_bytes
 
 Shape = tuple[int, int]  # rows, columns
 
@@ -29,16 +30,8 @@ MOST_SETS = 256
 class DeviceMake(Make):
     """Random numbers made where they are used: hundreds of megabytes, whose values need not be those of the tests."""
 
-    def __call__(
-        self,
-        *shape: int,
-        scale: float = 1.0,
-        shift: float = 0.0,
-        dtype: torch.dtype | None = None,
-        layout: Layout | None = None,
-    ) -> Tensor:
-        tensor = torch.randn(shape, device=self.device, dtype=dtype or self.dtype).mul_(scale).add_(shift)
-        return layout(tensor) if layout else tensor
+    def _random(self, shape: tuple[int, ...], scale: float, shift: float, dtype: torch.dtype) -> Tensor:
+        return torch.randn(shape, device=self.device, dtype=dtype).mul_(scale).add_(shift)
 
 
 @dataclass(frozen=True)
@@ -102,6 +95,6 @@ def spelled(shape: Iterable[int]) -> str:
     return "x".join(map(str, shape))
 
 
-def _sizes(case: Case, rows: int, columns: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+def _sizes(case: Case, rows: int, columns: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """The tensor arguments without memory."""
     return tensors_of(case.problem(DeviceMake("meta", dtype), rows, columns))

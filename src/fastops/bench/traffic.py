@@ -17,16 +17,13 @@ from typing import Any
 from torch import Tensor
 
 from ..cases import Case
+from ..selftest.accuracy import tensors_of
 
 
 def distinct_bytes(tensors: Iterable[Tensor]) -> int:
     """Of the tensors' elements, those of one place in memory counted once."""
     seen = {(t.data_ptr() or id(t), t.nbytes): t.nbytes for t in tensors}
     return sum(seen.values())
-
-
-def tensors_of(args: Iterable[Any]) -> tuple[Tensor, ...]:
-    return tuple(a for a in args if isinstance(a, Tensor))
 
 
 def forward_bytes(args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> int:

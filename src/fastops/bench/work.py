@@ -72,7 +72,9 @@ def results_of(result: Any, direction: str) -> tuple[Tensor, ...]:
 
 
 def said(error: BaseException) -> str:
-    """An exception in one line."""
+    """Why something was refused: a refusal's own text, or any other exception in one line."""
+    if isinstance(error, RefusedError):
+        return str(error)
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}"
 

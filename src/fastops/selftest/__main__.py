@@ -5,13 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable
-
-import torch
 
 from .. import capabilities
-from ..cases import CASES, DTYPES, Case
 from . import report
+from .choices import add_arguments, chosen_cases, chosen_dtypes
 from .runner import Result, name_of, run, targets
 from .target import NotThereError, devices_of, paths_of, why_no_cuda
 
@@ -22,10 +19,7 @@ def parser() -> argparse.ArgumentParser:
         description="Proves every op on this machine: values and gradients against float64, and the other promises.",
     )
     p.add_argument("--device", help="cpu, cuda, cuda:<index> or all; default all there are")
-    p.add_argument(
-        "--op", action="append", metavar="NAME", help=f"one of {', '.join(c.name for c in CASES)}; repeatable"
-    )
-    p.add_argument("--dtype", action="append", help=f"{', '.join(map(name_of, DTYPES))}; repeatable")
+    add_arguments(p)
     p.add_argument(
         "--isa",
         metavar="LEVEL",
@@ -35,23 +29,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--json", metavar="FILE", help="write the environment and every result")
     p.add_argument("--junit", metavar="FILE", help="write a JUnit report")
     return p
-
-
-def chosen_cases(names: Iterable[str] | None) -> list[Case]:
-    known = {case.name: case for case in CASES}
-    for name in names or ():
-        if name not in known:
-            raise NotThereError(f"op must be one of {', '.join(known)}, got {name!r}")
-    return [known[name] for name in names or known]
-
-
-def chosen_dtypes(names: Iterable[str] | None) -> list[torch.dtype]:
-    known = {name_of(dtype): dtype for dtype in DTYPES}
-    aliases = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
-    for name in names or ():
-        if name not in known | aliases:
-            raise NotThereError(f"dtype must be one of {', '.join(known)}, got {name!r}")
-    return [(known | aliases)[name] for name in names or known]
 
 
 def main(argv: list[str] | None = None) -> int:
