@@ -1,0 +1,60 @@
+#pragma once
+// Arguments of the norm kernels, CPU and CUDA. Rows of n elements, contiguous within a row.
+//
+//   layer: y = (x - mean)·rstd·weight + bias,      rstd = 1 / sqrt(mean of (x - mean)² + eps)
+//   rms:   y = x·rstd·(weight + weight_offset),    rstd = 1 / sqrt(mean of x² + eps)
+//
+// x is the input, or input + residual rounded to the dtype. A layer norm saves its mean as the distance from the row's
+// first element: `centre`. f32 has too few digits for the mean of a row that lies far from 0, but enough for this.
+#include "core/dtype.h"
+
+namespace fastops {
+
+enum class Norm { layer, rms };
+
+struct NormForward {
+  Norm norm;
+  DType dtype;      // input, residual, sum, output
+  DType parameter;  // weight, bias
+  int64_t rows, n;
+  const void* input;
+  int64_t input_stride;  // elements from row to row
+  const void* residual;  // null: none
+  int64_t residual_stride;
+  const void* weight;  // null: 1
+  const void* bias;    // null: 0
+  double weight_offset, eps;
+  void* output;  // rows·n, dense
+  void* sum;     // rows·n, dense: input + residual; null without a residual
+  void* centre;  // [rows] f32, or f64 for f64; null: not asked for, or rms
+  void* rstd;    // [rows]; null: not asked for
+};
+
+struct NormBackward {
+  Norm norm;
+  DType dtype, parameter;
+  int64_t rows, n;
+  const void* grad;  // of the output
+  int64_t grad_stride;
+  const void* grad_sum;  // of the sum, added to grad_input; null: none
+  int64_t grad_sum_stride;
+  const void* input;  // what was normalised: the input or the sum
+  int64_t input_stride;
+  const void* centre;  // null for rms
+  const void* rstd;
+  const void* weight;  // null: 1
+  double weight_offset;
+  void* grad_input;  // rows·n, dense; null: not asked for
+  void* partial;     // [chunks, sums, n] for weight and, for layer, bias; null: neither asked for
+  int64_t chunks;
+  int64_t sums() const { return norm == Norm::layer ? 2 : 1; }
+};
+
+using NormForwardCpu = void(const NormForward&, int64_t row_begin, int64_t row_end);
+using NormBackwardCpu = void(const NormBackward&, int64_t chunk_begin, int64_t chunk_end);
+using NormForwardCuda = int(const NormForward&, void* stream);
+using NormBackwardCuda = int(const NormBackward&, void* stream);
+// Sets how many chunks of rows the CUDA backward makes on the current device.
+using NormPlanCuda = void(NormBackward&);
+
+}  // namespace fastops
