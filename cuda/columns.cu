@@ -7,7 +7,7 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-constexpr int kColumns = 32, kParts = 8, kThreads = kColumns * kParts;
+constexpr int kThreads = 256;
 
 struct Sums {
   ColumnSum at[2];
@@ -23,21 +23,51 @@ __device__ void store_as(DType dtype, void* result, int64_t j, A value) {
   }
 }
 
-// A block sums 32 columns, each by 8 threads over every eighth chunk; blockIdx.y is the sum.
-template <class A>
+// A block sums kThreads / Parts groups of W columns, each by Parts threads over every Parts-th chunk; blockIdx.y is the sum.
+template <class A, int W, int Parts>
 __global__ void __launch_bounds__(kThreads) column_sum_kernel(const __grid_constant__ Sums sums) {
-  __shared__ A parts[kParts][kColumns];
+  constexpr int kGroups = kThreads / Parts;
+  __shared__ device::Vector<A, W> parts[Parts][kGroups];
   const ColumnSum& s = sums.at[blockIdx.y];
-  const int64_t j = static_cast<int64_t>(blockIdx.x) * kColumns + threadIdx.x;
-  A total = 0;
-  if (j < s.n)
-    for (int64_t chunk = threadIdx.y; chunk < s.chunks; chunk += kParts)
-      total += static_cast<const A*>(s.partial)[chunk * s.stride + j];
-  parts[threadIdx.y][threadIdx.x] = total;
+  const int group = threadIdx.x % kGroups, part = threadIdx.x / kGroups;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kGroups * W, j = first + group * W;
+  A total[W] = {};
+  if (j < s.n) {
+#pragma unroll 8
+    for (int64_t chunk = part; chunk < s.chunks; chunk += Parts) {
+      const auto* row = static_cast<const A*>(s.partial) + chunk * s.stride;
+      device::Vector<A, W> v = *reinterpret_cast<const device::Vector<A, W>*>(row + j);
+#pragma unroll
+      for (int k = 0; k < W; ++k) total[k] += v.at[k];
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < W; ++k) parts[part][group].at[k] = total[k];
   __syncthreads();
-  if (threadIdx.y != 0 || j >= s.n) return;
-  for (int part = 1; part < kParts; ++part) total += parts[part][threadIdx.x];
-  store_as(s.dtype, s.result, j, total);
+  for (int column = threadIdx.x; column < kGroups * W; column += kThreads) {
+    if (first + column >= s.n) return;
+    A sum = 0;
+    for (int k = 0; k < Parts; ++k) sum += parts[k][column / W].at[column % W];
+    store_as(s.dtype, s.result, first + column, sum);
+  }
+}
+
+template <class A, int W>
+int launch(const Sums& sums, int count, cudaStream_t stream) {
+  const int64_t groups = ceil_div(sums.at[0].n, W), chunks = sums.at[0].chunks;
+  auto with = [&](auto parts) {
+    constexpr int kParts = decltype(parts)::value;
+    const dim3 blocks(static_cast<unsigned>(ceil_div(groups, kThreads / kParts)), count);
+    column_sum_kernel<A, W, kParts><<<blocks, kThreads, 0, stream>>>(sums);
+  };
+  // Few chunks come with many columns.
+  if (chunks >= 192)
+    with(std::integral_constant<int, 64>{});
+  else if (chunks >= 96)
+    with(std::integral_constant<int, 32>{});
+  else
+    with(std::integral_constant<int, 8>{});
+  return cudaGetLastError();
 }
 
 }  // namespace
@@ -45,13 +75,13 @@ __global__ void __launch_bounds__(kThreads) column_sum_kernel(const __grid_const
 int column_sum(const ColumnSum* sums, int count, void* stream_handle) {
   auto stream = static_cast<cudaStream_t>(stream_handle);
   Sums args;
-  for (int k = 0; k < count; ++k) args.at[k] = sums[k];
-  const dim3 blocks(static_cast<unsigned>(ceil_div(sums[0].n, kColumns)), count), threads(kColumns, kParts);
-  if (sums[0].accumulate == DType::f64)
-    column_sum_kernel<double><<<blocks, threads, 0, stream>>>(args);
-  else
-    column_sum_kernel<float><<<blocks, threads, 0, stream>>>(args);
-  return cudaGetLastError();
+  bool aligned = true;
+  for (int k = 0; k < count; ++k) {
+    args.at[k] = sums[k];
+    aligned &= aligned16(sums[k].partial) && sums[k].stride % 4 == 0 && sums[k].n % 4 == 0;
+  }
+  if (sums[0].accumulate == DType::f64) return launch<double, 1>(args, count, stream);
+  return aligned ? launch<float, 4>(args, count, stream) : launch<float, 1>(args, count, stream);
 }
 
 }  // namespace fastops::FASTOPS_ARCH

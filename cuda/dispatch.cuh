@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <type_traits>
 
@@ -40,11 +41,34 @@ int dispatch_bool(bool value, F f) {
   return value ? f(std::true_type{}) : f(std::false_type{});
 }
 
+// What the current device answered to a question that takes the driver long.
+class PerDevice {
+ public:
+  template <class F>
+  int get(F ask) {
+    int device = 0;
+    cudaGetDevice(&device);
+    if (device >= kDevices) return ask(device);
+    int known = answers_[device].load(std::memory_order_relaxed);
+    if (known == 0) {
+      known = ask(device) + 1;
+      answers_[device].store(known, std::memory_order_relaxed);
+    }
+    return known - 1;
+  }
+
+ private:
+  static constexpr int kDevices = 64;
+  std::atomic<int> answers_[kDevices] = {};
+};
+
 inline int multiprocessors() {
-  int device = 0, count = 1;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
+  static PerDevice counts;
+  return counts.get([](int device) {
+    int count = 1;
+    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+    return count;
+  });
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

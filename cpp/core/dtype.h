@@ -8,4 +8,7 @@ enum class DType : int { f16, bf16, f32, f64 };
 
 constexpr int64_t size_of(DType t) { return t == DType::f64 ? 8 : t == DType::f32 ? 4 : 2; }
 
+// The type that a kernel computes in: f32 for the half types.
+constexpr DType accumulate_type(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
+
 }  // namespace fastops

@@ -48,8 +48,6 @@ bool same_shape(Shape a, Shape b);
 // Our dtype, or nothing for one that the kernels do not take.
 std::optional<DType> dtype_of(const Tensor& tensor);
 ScalarType scalar_type(DType dtype);
-// The type that a kernel computes in: f32 for the half types.
-inline DType accumulate_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 // Whether our kernels take this tensor: a dtype of theirs, on the CPU or on a card that the binary has code for.
 bool kernels_take(const Tensor& tensor);

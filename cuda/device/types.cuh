@@ -56,5 +56,39 @@ __device__ inline bf16 narrow<bf16>(float x) {
   return y;
 }
 
+// Two halves in one word, the first in its low bits.
+template <class T>
+__device__ inline void widen_pair(unsigned pair, float& first, float& second);
+template <>
+__device__ inline void widen_pair<f16>(unsigned pair, float& first, float& second) {
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
+      : "=f"(first), "=f"(second)
+      : "r"(pair));
+}
+template <>
+__device__ inline void widen_pair<bf16>(unsigned pair, float& first, float& second) {
+  first = __uint_as_float(pair << 16);
+  second = __uint_as_float(pair & 0xffff0000u);
+}
+
+template <class T>
+__device__ inline unsigned narrow_pair(float first, float second) {
+  return narrow<T>(first).bits | static_cast<unsigned>(narrow<T>(second).bits) << 16;
+}
+#if __CUDA_ARCH__ >= 800
+template <>
+__device__ inline unsigned narrow_pair<f16>(float first, float second) {
+  unsigned pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+template <>
+__device__ inline unsigned narrow_pair<bf16>(float first, float second) {
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+#endif
+
 }  // namespace device
 }  // namespace fastops

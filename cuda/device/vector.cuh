@@ -1,26 +1,66 @@
 #pragma once
-// Groups of N neighbouring elements, moved as 16-byte words where alignment allows.
+// Groups of N neighbouring elements, moved as words of up to 16 bytes where alignment allows.
 #include "types.cuh"
 
 namespace fastops {
 namespace device {
 
-template <class T, int N>
+// Halves lie in pairs in 32-bit words, as registers hold them.
+template <class T, int N, bool Pairs = sizeof(T) == 2 && N % 2 == 0>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vector {
   T at[N];
+};
+template <class T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vector<T, N, true> {
+  unsigned pair[N / 2];
 };
 
 // Elements that fill 16 bytes.
 template <class T>
 constexpr int kVector = 16 / sizeof(T);
 
+template <class T, int N>
+__device__ inline Vector<T, N> splat(T value) {
+  Vector<T, N> v;
+  if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+#pragma unroll
+    for (int k = 0; k < N / 2; ++k) v.pair[k] = value.bits * 0x10001u;
+  } else {
+#pragma unroll
+    for (int k = 0; k < N; ++k) v.at[k] = value;
+  }
+  return v;
+}
+
+template <class T, int N>
+__device__ inline void widen(const Vector<T, N>& v, accumulate_t<T> (&x)[N]) {
+  if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+#pragma unroll
+    for (int k = 0; k < N / 2; ++k) widen_pair<T>(v.pair[k], x[2 * k], x[2 * k + 1]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < N; ++k) x[k] = widen(v.at[k]);
+  }
+}
+
+template <class T, int N>
+__device__ inline Vector<T, N> narrow_all(const accumulate_t<T> (&x)[N]) {
+  Vector<T, N> v;
+  if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+#pragma unroll
+    for (int k = 0; k < N / 2; ++k) v.pair[k] = narrow_pair<T>(x[2 * k], x[2 * k + 1]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < N; ++k) v.at[k] = narrow<T>(x[k]);
+  }
+  return v;
+}
+
 // Widened elements [0, N) of p, as one vector if Aligned, else those below `count`; the others are 0.
 template <bool Aligned, int N, class T>
 __device__ inline void load(const T* p, int64 count, accumulate_t<T> (&x)[N]) {
   if constexpr (Aligned) {
-    Vector<T, N> v = *reinterpret_cast<const Vector<T, N>*>(p);
-#pragma unroll
-    for (int k = 0; k < N; ++k) x[k] = widen(v.at[k]);
+    widen(*reinterpret_cast<const Vector<T, N>*>(p), x);
   } else {
 #pragma unroll
     for (int k = 0; k < N; ++k) x[k] = k < count ? accumulate_t<T>(widen(p[k])) : accumulate_t<T>(0);
@@ -30,10 +70,7 @@ __device__ inline void load(const T* p, int64 count, accumulate_t<T> (&x)[N]) {
 template <bool Aligned, int N, class T>
 __device__ inline void store(T* p, int64 count, const accumulate_t<T> (&x)[N]) {
   if constexpr (Aligned) {
-    Vector<T, N> v;
-#pragma unroll
-    for (int k = 0; k < N; ++k) v.at[k] = narrow<T>(x[k]);
-    *reinterpret_cast<Vector<T, N>*>(p) = v;
+    *reinterpret_cast<Vector<T, N>*>(p) = narrow_all<T>(x);
   } else {
 #pragma unroll
     for (int k = 0; k < N; ++k)

@@ -1,0 +1,69 @@
+#pragma once
+// Bulk copies into shared memory, the barriers they report to, and thread-block clusters: what compute capability 9.0
+// brought. Every function needs __CUDA_ARCH__ >= 900. PTX ISA, "mbarrier", "cp.async.bulk", "st.async".
+#include "types.cuh"
+
+namespace fastops {
+namespace device {
+
+using Barrier = unsigned long long;
+
+__device__ inline unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
+
+// One arrival completes a phase, together with the bytes that it announces.
+__device__ inline void barrier_init(Barrier* barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// Makes initialised barriers visible to bulk copies and to the cluster; a barrier of the threads must follow.
+__device__ inline void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+__device__ inline void barrier_expect(Barrier* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+
+__device__ inline void barrier_wait(Barrier* barrier, unsigned parity) {
+  unsigned done;
+  do {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  } while (!done);
+}
+
+// Addresses and size are multiples of 16 bytes.
+__device__ inline void bulk_copy(void* shared, const void* global, unsigned bytes, Barrier* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+
+__device__ inline int cluster_rank() {
+  unsigned rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+}
+
+__device__ inline void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// Writes `value` to the same place in the shared memory of block `rank` and reports its 4 bytes to the barrier there.
+__device__ inline void send(float* place, Barrier* barrier, int rank, float value) {
+  asm volatile(
+      "{\n.reg .b32 to, report;\n"
+      "mapa.shared::cluster.u32 to, %0, %2;\n"
+      "mapa.shared::cluster.u32 report, %1, %2;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %3, [report];\n}" ::"r"(shared_address(place)),
+      "r"(shared_address(barrier)), "r"(rank), "r"(__float_as_uint(value))
+      : "memory");
+}
+
+}  // namespace device
+}  // namespace fastops

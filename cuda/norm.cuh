@@ -1,0 +1,115 @@
+#pragma once
+// What the norm kernels share: how the threads of a team divide a row, its sums, parameters, statistics.
+//
+// A team of threads takes a row: some lanes of a warp, some warps of a block, or the blocks of a cluster. Vector g of
+// thread t is number g·team + t of the row. How many elements a vector has and how large a team is depends on n and the
+// dtypes alone, so that a row's bits do not depend on the rows beside it.
+#include "device/math.cuh"
+#include "device/vector.cuh"
+#include "dispatch.cuh"
+#include "kernels/norm.h"
+
+namespace fastops::FASTOPS_ARCH {
+
+using device::accumulate_t;
+using device::kVector;
+using device::Vector;
+
+constexpr int kWarp = 32;
+constexpr int kVectors = 2;  // of 16 bytes, a thread's in the kernels of short rows
+constexpr int64_t kMostRows = 1 << 30;  // for kernels that count rows in 32 bits
+
+template <class A, int N>
+struct Sums {
+  A at[N];
+};
+
+template <int Lanes, class A, int N>
+__device__ inline void lane_sum(Sums<A, N>& sums) {
+#pragma unroll
+  for (int lane = Lanes / 2; lane > 0; lane /= 2)
+#pragma unroll
+    for (int k = 0; k < N; ++k) sums.at[k] += __shfl_xor_sync(0xffffffffu, sums.at[k], lane);
+}
+
+// Sum over a team of whole warps, the same bits for each of its threads. Two sums in a row need two scratches; a third
+// may take the first again.
+template <class A, int N>
+struct Scratch {
+  Sums<A, N> warp[kWarp];
+};
+
+template <class A, int N, class Barrier>
+__device__ inline void team_sum(Sums<A, N>& sums, int warps, int warp, Scratch<A, N>& scratch, Barrier barrier) {
+  lane_sum<kWarp>(sums);
+  if (warps == 1) return;
+  const int lane = threadIdx.x % kWarp;
+  if (lane == 0) scratch.warp[warp] = sums;
+  barrier();
+  if (warps <= 4) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      sums.at[k] = scratch.warp[0].at[k] + scratch.warp[1].at[k];
+      if (warps > 2) sums.at[k] += scratch.warp[2].at[k];
+      if (warps > 3) sums.at[k] += scratch.warp[3].at[k];
+    }
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < N; ++k) sums.at[k] = lane < warps ? scratch.warp[lane].at[k] : A(0);
+  lane_sum<kWarp>(sums);
+}
+
+// 1 / sqrt(variance + eps). The approximation's 2 units in the last place are far below what a half type shows.
+template <class T, class A>
+__device__ inline A inverse_sqrt(A variance, A eps) {
+  if constexpr (sizeof(T) == 2)
+    return rsqrtf(variance + eps);
+  else
+    return A(1) / sqrt(variance + eps);
+}
+
+template <class P, int W>
+__device__ inline Vector<P, W> parameter(const P* p, int at, float otherwise) {
+  if (p) return *reinterpret_cast<const Vector<P, W>*>(p + at);
+  return device::splat<P, W>(device::narrow<P>(otherwise));
+}
+
+// Sizes in vectors of W elements: 16 bytes, or less where n allows no more.
+template <class T>
+int vector_width(int64_t n) {
+  constexpr int full = kVector<T>;
+  return n % full == 0 ? full : full == 8 && n % 4 == 0 ? 4 : 1;
+}
+
+// A thread's elements in the kernels of short rows; single ones need a register each.
+template <class T, int W>
+constexpr int kElements = W == 1 ? kVector<T> : kVectors * kVector<T>;
+
+// f(std::integral_constant<int, W>) for that width.
+template <class T, class F>
+int dispatch_width(int64_t n, F f) {
+  constexpr int full = kVector<T>;
+  const int width = vector_width<T>(n);
+  if (width == full) return f(std::integral_constant<int, full>{});
+  if constexpr (full == 8) {
+    if (width == 4) return f(std::integral_constant<int, 4>{});
+  }
+  return f(std::integral_constant<int, 1>{});
+}
+
+template <class F>
+int dispatch_norm(Norm norm, F f) {
+  return norm == Norm::layer ? f(std::integral_constant<Norm, Norm::layer>{})
+                             : f(std::integral_constant<Norm, Norm::rms>{});
+}
+
+// f(tag<T>, tag<P>) for the types of data and parameters.
+template <class F>
+int dispatch_types(DType dtype, DType parameter, F f) {
+  return dispatch(dtype, [&](auto t) -> int {
+    return dispatch_parameter<typename decltype(t)::type>(parameter, [&](auto p) -> int { return f(t, p); });
+  });
+}
+
+}  // namespace fastops::FASTOPS_ARCH

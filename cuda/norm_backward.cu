@@ -1,0 +1,287 @@
+// The backward of the norms; formulas in norm_backward.cuh. Blocks stay and walk over rows; while one row is worked on, the
+// next one is on its way into registers. The sums for the parameters stay in registers to the end and leave as one row of
+// `partial` a block. Longer rows go to norm_backward_ring.cu where the card has clusters, else are read several times.
+#include "norm_backward.cuh"
+#include "norm_ring.cuh"
+
+namespace fastops::FASTOPS_ARCH {
+namespace {
+
+constexpr int kThreads = 512;         // a multiprocessor's: with 128 registers each, no more fit
+constexpr int kLaneThreads = 128;     // a block's whose teams are lanes of a warp
+constexpr int64_t kShared = 48 << 10; // for the column sums of a block's teams
+
+// Lanes: those of a row; 0: `warps` warps.
+template <Norm N, class T, class P, int W, int Lanes, bool GradSum>
+__global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThreads / kLaneThreads : 1)
+    backward_kernel(const __grid_constant__ Backward<T, P> a, int warps) {
+  using A = accumulate_t<T>;
+  constexpr int V = kElements<T, W> / W, S = kSums<N>;
+  using Row = Vector<T, W>;
+  __shared__ Scratch<A, S> scratch[Lanes ? 1 : 2][Lanes ? 1 : kThreads / kWarp / 2];
+  const int team = Lanes ? Lanes : warps * kWarp, thread = threadIdx.x % team, which = threadIdx.x / team;
+  const int teams = blockDim.x / team, n = static_cast<int>(a.n), vectors = n / W;
+  const int rows = static_cast<int>(a.rows);  // 32 bits are enough for kMostRows, and registers are scarce
+
+  Vector<P, W> w[V];
+  A weight_sum[V][W] = {}, bias_sum[N == Norm::layer ? V : 1][W] = {};
+#pragma unroll
+  for (int g = 0; g < V; ++g) w[g] = parameter<P, W>(a.weight, min(g * team + thread, vectors - 1) * W, 1.0f);
+
+  Row next_x[V], next_grad[V];
+  RowNumbers<A> next;
+  auto fetch = [&](int row) {
+    next = row_numbers<N, T, P, A>(a, row);
+#pragma unroll
+    for (int g = 0; g < V; ++g) {
+      const int i = g * team + thread;
+      next_x[g] = next_grad[g] = Row{};
+      if (row >= rows || i >= vectors) continue;
+      next_x[g] = reinterpret_cast<const Row*>(a.input + row * a.input_stride)[i];
+      next_grad[g] = reinterpret_cast<const Row*>(a.grad + row * a.grad_stride)[i];
+    }
+  };
+  const int step = gridDim.x * teams;
+  int row = which * gridDim.x + blockIdx.x, turn = 0;
+  fetch(row);
+  // All teams take as many turns, since lanes of one warp sum together.
+  for (int base = 0; base < rows; base += step, row += step) {
+    if (!Lanes && row >= rows) break;
+    const RowNumbers<A> numbers = next;
+    A h[V][W], grad[V][W];
+#pragma unroll
+    for (int g = 0; g < V; ++g) {
+      device::widen(next_x[g], h[g]);
+      device::widen(next_grad[g], grad[g]);
+    }
+    Row grad_sum[GradSum ? V : 1];
+    if constexpr (GradSum) {
+#pragma unroll
+      for (int g = 0; g < V; ++g) {
+        const int i = g * team + thread;
+        if (row < rows && i < vectors)
+          grad_sum[g] = reinterpret_cast<const Row*>(a.grad_sum + row * a.grad_sum_stride)[i];
+      }
+    }
+    fetch(row + step);
+    Sums<A, S> sums = {};
+#pragma unroll
+    for (int g = 0; g < V; ++g)
+      if (g * team + thread < vectors)
+        first_pass<N, W, A>(h[g], grad[g], w[g], a.offset, numbers, sums, weight_sum[g],
+                            bias_sum[N == Norm::layer ? g : 0]);
+    if constexpr (Lanes) {
+      lane_sum<Lanes>(sums);
+    } else {
+      team_sum(sums, warps, thread / kWarp, scratch[turn][which],
+               [&] { asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "r"(team) : "memory"); });
+      turn ^= 1;
+    }
+#pragma unroll
+    for (int k = 0; k < S; ++k) sums.at[k] *= a.inverse_n;
+    if (!a.grad_input || row >= rows) continue;
+    Row* out = reinterpret_cast<Row*>(a.grad_input + row * a.n);
+#pragma unroll
+    for (int g = 0; g < V; ++g) {
+      const int i = g * team + thread;
+      if (i >= vectors) continue;
+      second_pass<N, W, A>(h[g], grad[g], sums, numbers.rstd);
+      if constexpr (GradSum) add<T, W, A>(h[g], grad_sum[g]);
+      out[i] = device::narrow_all<T>(h[g]);
+    }
+  }
+  if (!a.partial) return;
+
+  extern __shared__ __align__(16) unsigned char shared[];
+  A* const result = a.partial + blockIdx.x * S * a.n;
+  A* const own = teams == 1 ? result : reinterpret_cast<A*>(shared) + static_cast<int64_t>(which) * S * n;
+#pragma unroll
+  for (int g = 0; g < V; ++g) {
+    const int i = g * team + thread;
+    if (i >= vectors) continue;
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+      own[i * W + k] = weight_sum[g][k];
+      if constexpr (N == Norm::layer) own[n + i * W + k] = bias_sum[g][k];
+    }
+  }
+  if (teams == 1) return;
+  __syncthreads();
+  add_parts(reinterpret_cast<const A*>(shared), teams, static_cast<int64_t>(S) * n, result);
+}
+
+// Rows too long for registers: two passes over a row for grad_input.
+template <Norm N, class T, class P, int W>
+__global__ void __launch_bounds__(kThreads) backward_long_kernel(const __grid_constant__ Backward<T, P> a) {
+  using A = accumulate_t<T>;
+  constexpr int S = kSums<N>;
+  using Row = Vector<T, W>;
+  __shared__ Scratch<A, S> scratch[2];
+  const int64_t vectors = a.n / W;
+  int turn = 0;
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const RowNumbers<A> numbers = row_numbers<N, T, P, A>(a, row);
+    const Row* input = reinterpret_cast<const Row*>(a.input + row * a.input_stride);
+    const Row* incoming = reinterpret_cast<const Row*>(a.grad + row * a.grad_stride);
+    const Row* grad_sum = reinterpret_cast<const Row*>(a.grad_sum + row * a.grad_sum_stride);
+    Row* out = reinterpret_cast<Row*>(a.grad_input + row * a.n);
+    Sums<A, S> sums = {};
+    A h[W], grad[W], unused[W] = {};
+    auto first = [&](int64_t i, Sums<A, S>& into) {
+      device::widen(input[i], h);
+      device::widen(incoming[i], grad);
+      const Vector<P, W> w = a.weight ? *reinterpret_cast<const Vector<P, W>*>(a.weight + i * W)
+                                      : device::splat<P, W>(device::narrow<P>(1.0f));
+      first_pass<N, W, A>(h, grad, w, a.offset, numbers, into, unused, unused);
+    };
+    for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) first(i, sums);
+    team_sum(sums, kThreads / kWarp, threadIdx.x / kWarp, scratch[turn], [] { __syncthreads(); });
+    turn ^= 1;
+#pragma unroll
+    for (int k = 0; k < S; ++k) sums.at[k] *= a.inverse_n;
+    for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) {
+      Sums<A, S> ignored = {};
+      first(i, ignored);
+      second_pass<N, W, A>(h, grad, sums, numbers.rstd);
+      if (a.grad_sum) add<T, W, A>(h, grad_sum[i]);
+      out[i] = device::narrow_all<T>(h);
+    }
+  }
+}
+
+constexpr int kColumnWarps = 8;
+
+// The sums over rows where no block holds a whole row: a warp takes 32 vectors of columns, the block's warps different
+// rows of its chunk (blockIdx.x), added at the end in the order of the warps.
+template <Norm N, class T, class P, int W>
+__global__ void __launch_bounds__(kWarp* kColumnWarps)
+    backward_columns_kernel(const __grid_constant__ Backward<T, P> a, int64_t chunks) {
+  using A = accumulate_t<T>;
+  constexpr int S = kSums<N>;
+  using Row = Vector<T, W>;
+  __shared__ A parts[kColumnWarps][S * kWarp * W];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int64_t begin = blockIdx.x * a.rows / chunks, end = (blockIdx.x + 1) * a.rows / chunks, vectors = a.n / W;
+  A* const result = a.partial + blockIdx.x * S * a.n;
+  for (int64_t tile = blockIdx.y; tile * kWarp < vectors; tile += gridDim.y) {
+    const int64_t at = tile * kWarp + lane;
+    A weight_sum[W] = {}, bias_sum[W] = {};
+    for (int64_t row = begin + warp; at < vectors && row < end; row += kColumnWarps) {
+      const RowNumbers<A> numbers = row_numbers<N, T, P, A>(a, row);
+      A x[W], grad[W];
+      device::widen(reinterpret_cast<const Row*>(a.input + row * a.input_stride)[at], x);
+      device::widen(reinterpret_cast<const Row*>(a.grad + row * a.grad_stride)[at], grad);
+      Sums<A, S> ignored = {};
+      first_pass<N, W, A>(x, grad, device::splat<P, W>(device::narrow<P>(1.0f)), A(0), numbers, ignored, weight_sum,
+                          bias_sum);
+    }
+    __syncthreads();  // the tile before this one has been written out
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+      parts[warp][k * kWarp + lane] = weight_sum[k];
+      if constexpr (N == Norm::layer) parts[warp][(W + k) * kWarp + lane] = bias_sum[k];
+    }
+    __syncthreads();
+    for (int j = threadIdx.x; j < S * kWarp * W; j += blockDim.x) {
+      const int k = j / kWarp % W, sum = j / (kWarp * W);
+      const int64_t to = (tile * kWarp + j % kWarp) * W + k;
+      if (to >= a.n) continue;
+      A total = 0;
+      for (int part = 0; part < kColumnWarps; ++part) total += parts[part][j];
+      result[sum * a.n + to] = total;
+    }
+  }
+}
+
+// ---- host ------------------------------------------------------------------------------------------------------------
+
+struct Plan {
+  int lanes;  // of a row; 0: warps
+  int warps;  // of a row; 0: the row does not fit registers
+  int teams;  // of a block
+};
+
+// By the dtype and n, nothing else, but for more rows than anybody has.
+Plan plan_of(const NormBackward& a) {
+  if (a.rows > kMostRows) return {0, 0, 0};
+  const int64_t size = size_of(a.dtype), full = 16 / size;
+  const bool narrow = a.n % full != 0 && !(full == 8 && a.n % 4 == 0);
+  const int64_t each = narrow ? full : kVectors * full;  // elements a thread
+  const int64_t part = a.sums() * a.n * size_of(accumulate_type(a.dtype));
+  auto teams = [&](int64_t most) { return static_cast<int>(std::clamp<int64_t>(kShared / part, 1, most)); };
+  if (a.n % full == 0)
+    for (int lanes : {8, 16})
+      if (a.n <= lanes * each) return {lanes, 1, kLaneThreads / lanes};
+  if (a.n <= kWarp * each) return {kWarp, 1, kLaneThreads / kWarp};
+  const int64_t warps = ceil_div(a.n, kWarp * each);
+  if (warps > kThreads / kWarp) return {0, 0, 0};
+  return {0, static_cast<int>(warps), teams(std::max<int64_t>(1, 8 / warps))};
+}
+
+int64_t blocks_of(const NormBackward& a, const Plan& plan) {
+  if (plan.warps == 0) return resident_blocks(a.rows, 1, 1024 / kThreads);
+  const int threads = plan.lanes ? kLaneThreads : plan.teams * plan.warps * kWarp;
+  return resident_blocks(a.rows, plan.teams, kThreads / threads);
+}
+
+int64_t column_tiles(const NormBackward& a) { return ceil_div(a.n * size_of(a.dtype), 16 * kWarp); }
+
+template <Norm N, class T, class P, int W, int Lanes>
+int launch(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
+  const Backward<T, P> a(args);
+  const int threads = plan.lanes ? kLaneThreads : plan.teams * plan.warps * kWarp;
+  const auto blocks = static_cast<unsigned>(blocks_of(args, plan));
+  const size_t shared = args.partial && plan.teams > 1 ? plan.teams * kSums<N> * a.n * sizeof(accumulate_t<T>) : 0;
+  dispatch_bool(args.grad_sum != nullptr, [&](auto grad_sum) {
+    backward_kernel<N, T, P, W, Lanes, decltype(grad_sum)::value><<<blocks, threads, shared, stream>>>(a, plan.warps);
+    return 0;
+  });
+  return cudaGetLastError();
+}
+
+template <Norm N, class T, class P, int W>
+int launch_width(const NormBackward& args, cudaStream_t stream) {
+  const Plan plan = plan_of(args);
+  if constexpr (W == kVector<T>) {
+    if (plan.lanes == 8) return launch<N, T, P, W, 8>(args, plan, stream);
+    if (plan.lanes == 16) return launch<N, T, P, W, 16>(args, plan, stream);
+  }
+  if (plan.lanes == kWarp) return launch<N, T, P, W, kWarp>(args, plan, stream);
+  if (plan.warps) return launch<N, T, P, W, 0>(args, plan, stream);
+  const Backward<T, P> a(args);
+  if (a.grad_input)
+    backward_long_kernel<N, T, P, W><<<static_cast<unsigned>(blocks_of(args, plan)), kThreads, 0, stream>>>(a);
+  const int error = cudaGetLastError();
+  if (error != cudaSuccess || !a.partial) return error;
+  const dim3 grid(static_cast<unsigned>(args.chunks), static_cast<unsigned>(std::min<int64_t>(column_tiles(args), 65535)));
+  backward_columns_kernel<N, T, P, W><<<grid, kWarp * kColumnWarps, 0, stream>>>(a, args.chunks);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+void norm_backward_plan(NormBackward& a) {
+  if (ring_takes(a)) {
+    a.chunks = norm_backward_ring_chunks(a);
+    return;
+  }
+  const Plan plan = plan_of(a);
+  a.chunks = plan.warps ? blocks_of(a, plan)
+                        : std::clamp<int64_t>(8 * multiprocessors() / column_tiles(a), 1, ceil_div(a.rows, kColumnWarps));
+}
+
+int norm_backward(const NormBackward& a, void* stream_handle) {
+  if (ring_takes(a)) return norm_backward_ring(a, stream_handle);
+  auto stream = static_cast<cudaStream_t>(stream_handle);
+  return dispatch_types(a.dtype, a.parameter, [&](auto t, auto p) -> int {
+    using T = typename decltype(t)::type;
+    using P = typename decltype(p)::type;
+    return dispatch_norm(a.norm, [&](auto norm) -> int {
+      return dispatch_width<T>(a.n, [&](auto width) -> int {
+        return launch_width<decltype(norm)::value, T, P, decltype(width)::value>(a, stream);
+      });
+    });
+  });
+}
+
+}  // namespace fastops::FASTOPS_ARCH

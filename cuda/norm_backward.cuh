@@ -1,0 +1,118 @@
+#pragma once
+// What the kernels of the backward share.
+//
+// With h = c·rstd, c being the centred input, and g = grad·weight:
+//   layer: grad_input = rstd·(g - mean(g) - h·mean(g·h)),   rms: rstd·(g - h·mean(g·h)),
+// and for the parameters, summed over rows, grad·h and grad. g is a rounded product in both places: the difference of a
+// fused and a rounded one is not 0 where it must be, as in rows of one element.
+#include "norm.cuh"
+
+namespace fastops::FASTOPS_ARCH {
+
+template <Norm N>
+constexpr int kSums = N == Norm::layer ? 2 : 1;
+
+template <class T, class P>
+struct Backward {
+  using A = accumulate_t<T>;
+  const T *grad, *grad_sum, *input;
+  const A *centre, *rstd;
+  const P* weight;
+  T* grad_input;
+  A* partial;
+  int64_t rows, n, grad_stride, grad_sum_stride, input_stride;
+  A inverse_n, offset;
+
+  explicit Backward(const NormBackward& a)
+      : grad(static_cast<const T*>(a.grad)),
+        grad_sum(static_cast<const T*>(a.grad_sum)),
+        input(static_cast<const T*>(a.input)),
+        centre(static_cast<const A*>(a.centre)),
+        rstd(static_cast<const A*>(a.rstd)),
+        weight(static_cast<const P*>(a.weight)),
+        grad_input(static_cast<T*>(a.grad_input)),
+        partial(static_cast<A*>(a.partial)),
+        rows(a.rows),
+        n(a.n),
+        grad_stride(a.grad_stride),
+        grad_sum_stride(a.grad_sum_stride),
+        input_stride(a.input_stride),
+        inverse_n(static_cast<A>(1.0 / static_cast<double>(a.n))),
+        offset(static_cast<A>(a.weight_offset)) {}
+};
+
+// A row's numbers.
+template <class A>
+struct RowNumbers {
+  A first, centre, rstd;
+};
+
+template <Norm N, class T, class P, class A>
+__device__ inline RowNumbers<A> row_numbers(const Backward<T, P>& a, int64_t row) {
+  if (row >= a.rows) return {};
+  if constexpr (N == Norm::layer)
+    return {device::widen(a.input[row * a.input_stride]), a.centre[row], a.rstd[row]};
+  else
+    return {A(0), A(0), a.rstd[row]};
+}
+
+// First pass over a vector: x becomes h and grad g; both go into the sums over the row and those over the rows.
+template <Norm N, int W, class A, class Weight>
+__device__ inline void first_pass(A (&x)[W], A (&grad)[W], const Weight& weight, A offset, const RowNumbers<A>& row,
+                                  Sums<A, kSums<N>>& sums, A (&weight_sum)[W], A* bias_sum) {
+  A w[W];
+  device::widen(weight, w);
+#pragma unroll
+  for (int k = 0; k < W; ++k) {
+    if constexpr (N == Norm::layer)
+      x[k] = ((x[k] - row.first) - row.centre) * row.rstd;
+    else
+      x[k] *= row.rstd;
+    weight_sum[k] += grad[k] * x[k];
+    if constexpr (N == Norm::layer) {
+      bias_sum[k] += grad[k];
+      grad[k] = device::product<A>(grad[k], w[k]);
+      sums.at[1] += grad[k];
+    } else {
+      grad[k] = device::product<A>(grad[k], w[k] + offset);
+    }
+    sums.at[0] += grad[k] * x[k];
+  }
+}
+
+// Second pass: grad_input in place of h, given the means of g·h and g.
+template <Norm N, int W, class A>
+__device__ inline void second_pass(A (&h)[W], const A (&g)[W], const Sums<A, kSums<N>>& means, A rstd) {
+#pragma unroll
+  for (int k = 0; k < W; ++k) {
+    if constexpr (N == Norm::layer)
+      h[k] = ((g[k] - means.at[1]) - h[k] * means.at[0]) * rstd;
+    else
+      h[k] = (g[k] - h[k] * means.at[0]) * rstd;
+  }
+}
+
+template <class T, int W, class A>
+__device__ inline void add(A (&x)[W], const Vector<T, W>& y) {
+  A values[W];
+  device::widen(y, values);
+#pragma unroll
+  for (int k = 0; k < W; ++k) x[k] += values[k];
+}
+
+// Adds the column sums of a block's teams, [parts][sums·n], in their order.
+template <class A>
+__device__ inline void add_parts(const A* parts, int count, int64_t columns, A* result) {
+  for (int64_t j = threadIdx.x; j < columns; j += blockDim.x) {
+    A total = parts[j];
+    for (int part = 1; part < count; ++part) total += parts[part * columns + j];
+    result[j] = total;
+  }
+}
+
+// Blocks that stay: as many as fill the card, no more than there is work for.
+inline int64_t resident_blocks(int64_t rows, int64_t rows_a_block, int64_t a_multiprocessor) {
+  return std::min(ceil_div(rows, rows_a_block), a_multiprocessor * multiprocessors());
+}
+
+}  // namespace fastops::FASTOPS_ARCH

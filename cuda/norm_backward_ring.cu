@@ -1,0 +1,224 @@
+// The backward of the norms for rows of more than 4 KB; see norm_ring.cuh. A block has up to eight warps, which is all that
+// the registers hold beside the sums for the parameters: one team, or several for rows that need fewer.
+#include "norm_backward.cuh"
+#include "norm_ring.cuh"
+
+namespace fastops::FASTOPS_ARCH {
+namespace {
+
+constexpr int kRingWarps = 8;
+constexpr int kMostBlocksOfRow = 16;
+
+// 32 elements a thread.
+template <class T>
+constexpr int kRingVectors = 32 / kVector<T>;
+
+template <Norm N>
+struct Exchange {
+  float at[kSums<N>][kMostBlocksOfRow * kRingWarps];
+};
+
+template <Norm N, class T, class P, bool GradSum>
+__global__ void __launch_bounds__(kRingWarps* kWarp)
+    backward_ring_kernel(const __grid_constant__ Backward<T, P> a, int cluster, int stages, int warps) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int W = kVector<T>, V = kRingVectors<T>, S = kSums<N>, kTensors = GradSum ? 3 : 2;
+  constexpr bool kHoldParameters = sizeof(P) == sizeof(T);  // else there are not enough registers
+  using Row = Vector<T, W>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ device::Barrier arrived[kRingWarps][kMostStages], told[2];
+  __shared__ Scratch<float, S> scratch[2][kRingWarps];
+  __shared__ Exchange<N> exchange[2];
+
+  const int team = warps * kWarp, thread = threadIdx.x % team, which = threadIdx.x / team, teams = blockDim.x / team;
+  const int rank = cluster > 1 ? device::cluster_rank() : 0;
+  const int all = static_cast<int>(a.n / W), part = (all + cluster - 1) / cluster;
+  const int begin = rank * part, vectors = min(part, all - begin);
+  const unsigned bytes = vectors * sizeof(Row);
+  Row* const ring = reinterpret_cast<Row*>(shared) + which * stages * kTensors * part;
+  auto slot_of = [&](int slot, int tensor) { return ring + (slot * kTensors + tensor) * part; };
+  if (threadIdx.x == 0) {
+    for (int t = 0; t < teams; ++t)
+      for (int k = 0; k < stages; ++k) device::barrier_init(&arrived[t][k]);
+    device::barrier_init(&told[0]);
+    device::barrier_init(&told[1]);
+    device::barrier_init_fence();
+  }
+  if (cluster > 1)
+    device::cluster_sync();
+  else
+    __syncthreads();
+
+  const int clusters = gridDim.x / cluster, step = clusters * teams, rows = static_cast<int>(a.rows);
+  const int first_row = which * clusters + blockIdx.x / cluster;
+  auto fetch = [&](int row, int slot) {
+    if (row >= rows) return;
+    device::Barrier* barrier = &arrived[which][slot];
+    device::barrier_expect(barrier, bytes * kTensors);
+    device::bulk_copy(slot_of(slot, 0), a.input + row * a.input_stride + begin * W, bytes, barrier);
+    device::bulk_copy(slot_of(slot, 1), a.grad + row * a.grad_stride + begin * W, bytes, barrier);
+    if constexpr (GradSum)
+      device::bulk_copy(slot_of(slot, 2), a.grad_sum + row * a.grad_sum_stride + begin * W, bytes, barrier);
+  };
+  if (thread == 0)
+    for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
+
+  Vector<P, W> w[kHoldParameters ? V : 1];
+  auto weight = [&](int at) { return parameter<P, W>(a.weight, (begin + min(at, vectors - 1)) * W, 1.0f); };
+  if constexpr (kHoldParameters) {
+#pragma unroll
+    for (int g = 0; g < V; ++g) w[g] = weight(g * team + thread);
+  }
+  float weight_sum[V][W] = {}, bias_sum[N == Norm::layer ? V : 1][W] = {};
+
+  int slot = 0, turn = 0;
+  unsigned parity = 0, told_parity[2] = {0, 0};
+  RowNumbers<float> next = row_numbers<N, T, P, float>(a, first_row);
+  for (int row = first_row; row < rows; row += step) {
+    const RowNumbers<float> numbers = next;
+    next = row_numbers<N, T, P, float>(a, row + step);
+    device::barrier_wait(&arrived[which][slot], parity);
+    float h[V][W], grad[V][W];
+    Sums<float, S> sums = {};
+    Row grad_sum[GradSum ? V : 1];
+#pragma unroll
+    for (int g = 0; g < V; ++g) {
+      const int i = g * team + thread;
+      if (i >= vectors) continue;
+      device::widen(slot_of(slot, 0)[i], h[g]);
+      device::widen(slot_of(slot, 1)[i], grad[g]);
+      if constexpr (GradSum) grad_sum[g] = slot_of(slot, 2)[i];
+      if constexpr (!kHoldParameters) w[0] = weight(i);
+      first_pass<N, W, float>(h[g], grad[g], w[kHoldParameters ? g : 0], a.offset, numbers, sums, weight_sum[g],
+                              bias_sum[N == Norm::layer ? g : 0]);
+    }
+    // Once the sum is there, every thread has its part of the row in registers.
+    if (cluster == 1) {
+      team_sum(sums, warps, thread / kWarp, scratch[turn][which],
+               [&] { asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "r"(team) : "memory"); });
+      if (warps == 1) __syncwarp();
+    } else {
+      // Every warp tells every block of the cluster, which saves the block's own sum.
+      lane_sum<kWarp>(sums);
+      const int lane = thread % kWarp, told_by = cluster * warps;
+      Exchange<N>& to = exchange[turn];
+      if (thread == 0) device::barrier_expect(&told[turn], told_by * S * sizeof(float));
+      if (lane < cluster) {
+#pragma unroll
+        for (int k = 0; k < S; ++k)
+          device::send(&to.at[k][rank * warps + thread / kWarp], &told[turn], lane, sums.at[k]);
+      }
+      device::barrier_wait(&told[turn], told_parity[turn]);
+      told_parity[turn] ^= 1;
+      sums = {};
+      for (int i = lane; i < told_by; i += kWarp) {
+#pragma unroll
+        for (int k = 0; k < S; ++k) sums.at[k] += to.at[k][i];
+      }
+      lane_sum<kWarp>(sums);
+    }
+    turn ^= 1;
+    if (thread == 0) fetch(row + stages * step, slot);
+    if (++slot == stages) {
+      slot = 0;
+      parity ^= 1;
+    }
+    if (!a.grad_input) continue;
+#pragma unroll
+    for (int k = 0; k < S; ++k) sums.at[k] *= a.inverse_n;
+    Row* out = reinterpret_cast<Row*>(a.grad_input + row * a.n) + begin;
+#pragma unroll
+    for (int g = 0; g < V; ++g) {
+      const int i = g * team + thread;
+      if (i >= vectors) continue;
+      second_pass<N, W, float>(h[g], grad[g], sums, numbers.rstd);
+      if constexpr (GradSum) add<T, W, float>(h[g], grad_sum[g]);
+      out[i] = device::narrow_all<T>(h[g]);
+    }
+  }
+
+  if (a.partial) {
+    float* const result = a.partial + blockIdx.x / cluster * S * a.n;
+    if (teams > 1) __syncthreads();  // the ring's memory is free
+    float* const own = teams > 1 ? reinterpret_cast<float*>(shared) + which * S * a.n : result;
+#pragma unroll
+    for (int g = 0; g < V; ++g) {
+      const int i = g * team + thread;
+      if (i >= vectors) continue;
+#pragma unroll
+      for (int k = 0; k < W; k += 4) {
+        const int64_t at = static_cast<int64_t>(begin + i) * W + k;
+        device::store<true, 4>(own + at, 4, reinterpret_cast<float(&)[4]>(weight_sum[g][k]));
+        if constexpr (N == Norm::layer)
+          device::store<true, 4>(own + a.n + at, 4, reinterpret_cast<float(&)[4]>(bias_sum[g][k]));
+      }
+    }
+    if (teams > 1) {
+      __syncthreads();
+      add_parts(reinterpret_cast<const float*>(shared), teams, S * a.n, result);
+    }
+  }
+  if (cluster > 1) device::cluster_sync();  // no block leaves while another may still write to it
+#endif
+}
+
+struct Plan {
+  RingPlan ring;
+  int warps, teams;
+};
+
+Plan plan_of(const NormBackward& a) {
+  const int64_t size = size_of(a.dtype), vectors = a.n * size / 16, warp_vectors = kWarp * 32 * size / 16;
+  const int cluster = cluster_of(ceil_div(vectors, kRingWarps * warp_vectors));
+  const int64_t part = ceil_div(vectors, cluster);
+  const int warps = static_cast<int>(ceil_div(part, warp_vectors)), teams = cluster > 1 ? 1 : kRingWarps / warps;
+  const int64_t stage = teams * part * 16 * (a.grad_sum ? 3 : 2);
+  return {ring_plan(teams * warps * kWarp, cluster, stage), warps, teams};
+}
+
+template <class F>
+int64_t with_kernel(const NormBackward& a, F f) {
+  int64_t result = 0;
+  const int error = dispatch_types(a.dtype, a.parameter, [&](auto t, auto p) -> int {
+    using T = typename decltype(t)::type;
+    using P = typename decltype(p)::type;
+    if constexpr (sizeof(T) == 8) {
+      return cudaErrorInvalidValue;
+    } else {
+      return dispatch_norm(a.norm, [&](auto norm) -> int {
+        return dispatch_bool(a.grad_sum != nullptr, [&](auto grad_sum) -> int {
+          result = f(&backward_ring_kernel<decltype(norm)::value, T, P, decltype(grad_sum)::value>, Backward<T, P>(a));
+          return cudaSuccess;
+        });
+      });
+    }
+  });
+  return error == cudaSuccess ? result : error;
+}
+
+}  // namespace
+
+bool ring_takes(const NormBackward& a) {
+  const int64_t bytes = a.n * size_of(a.dtype);
+  if (bytes <= 4096 || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows || !ring_runs_here()) return false;
+  const Plan plan = plan_of(a);
+  if (plan.ring.cluster > kMostBlocksOfRow || plan.ring.stages < 2) return false;
+  // More than eight blocks in a cluster are not granted everywhere.
+  return plan.ring.cluster <= 8 || norm_backward_ring_chunks(a) > 0;
+}
+
+int64_t norm_backward_ring_chunks(const NormBackward& a) {
+  const Plan plan = plan_of(a);
+  return with_kernel(a, [&](auto* kernel, const auto&) {
+    return std::min(ceil_div(a.rows, plan.teams), most_clusters(kernel, plan.ring));
+  });
+}
+
+int norm_backward_ring(const NormBackward& args, void* stream) {
+  const Plan plan = plan_of(args);
+  return static_cast<int>(with_kernel(args, [&](auto* kernel, const auto& a) -> int64_t {
+    return launch_ring(kernel, plan.ring, args.chunks, a, stream, plan.warps);
+  }));
+}
+
+}  // namespace fastops::FASTOPS_ARCH

@@ -1,0 +1,244 @@
+// The forward of the norms; formulas in kernels/norm.h. A row's input is read once and held in registers, packed, through
+// the passes over it: x0 - the row's first element - is taken off, then the mean of what is left, then come the squares.
+// Rows too long for registers go to norm_forward_ring.cu where the card has clusters, else are read three times.
+#include "norm_forward.cuh"
+#include "norm_ring.cuh"
+
+namespace fastops::FASTOPS_ARCH {
+namespace {
+
+// Lanes: those of a row; 0: the block. Early: parameters are fetched with the row, else once the sums are there, which
+// leaves registers for another block.
+template <Norm N, class T, class P, int W, int Vectors, int Lanes, int Threads, bool Early>
+__global__ void __launch_bounds__(Threads, (Early ? 1280 : 1024) / Threads) forward_kernel(const __grid_constant__ Forward<T, P> a) {
+  using A = accumulate_t<T>;
+  constexpr int kTeamRows = Lanes ? Threads / Lanes : 1;
+  __shared__ Scratch<A, 1> scratch[Lanes ? 1 : 2];
+  const int team = Lanes ? Lanes : static_cast<int>(blockDim.x);
+  const int thread = Lanes ? threadIdx.x % Lanes : threadIdx.x;
+  const int n = static_cast<int>(a.n), vectors = n / W;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kTeamRows + (Lanes ? threadIdx.x / Lanes : 0);
+  // Lanes beyond the last row take it along: their warp's other lanes need them in the sums.
+  const bool live = !Lanes || row < a.rows;
+  const int64_t source = live ? row : a.rows - 1;
+  const T* input = a.input + source * a.input_stride;
+
+  Vector<T, W> x[Vectors];
+#pragma unroll
+  for (int g = 0; g < Vectors; ++g) {
+    const int i = g * team + thread;
+    if (i < vectors) x[g] = reinterpret_cast<const Vector<T, W>*>(input)[i];
+  }
+  T first = N == Norm::layer ? *input : T{};
+  if (a.residual) {
+    const T* residual = a.residual + source * a.residual_stride;
+    Vector<T, W> r[Vectors];
+#pragma unroll
+    for (int g = 0; g < Vectors; ++g) {
+      const int i = g * team + thread;
+      if (i < vectors) r[g] = reinterpret_cast<const Vector<T, W>*>(residual)[i];
+    }
+    if constexpr (N == Norm::layer) first = rounded_sum(first, *residual);
+#pragma unroll
+    for (int g = 0; g < Vectors; ++g) {
+      const int i = g * team + thread;
+      if (i >= vectors) continue;
+      x[g] = rounded_sum(x[g], r[g]);
+      if (live) reinterpret_cast<Vector<T, W>*>(a.sum + row * n)[i] = x[g];
+    }
+  }
+  Vector<P, W> w[Early ? Vectors : 1], b[Early && N == Norm::layer ? Vectors : 1];
+  if constexpr (Early) {
+#pragma unroll
+    for (int g = 0; g < Vectors; ++g) {
+      const int i = min(g * team + thread, vectors - 1) * W;
+      w[g] = parameter<P, W>(a.weight, i, 1.0f);
+      if constexpr (N == Norm::layer) b[g] = parameter<P, W>(a.bias, i, -0.0f);
+    }
+  }
+  auto sum_up = [&](Sums<A, 1>& sums, int turn) {
+    if constexpr (Lanes)
+      lane_sum<Lanes>(sums);
+    else
+      team_sum(sums, team / kWarp, thread / kWarp, scratch[turn], [] { __syncthreads(); });
+  };
+
+  const A x0 = device::widen(first);
+  A centre = 0;
+  Sums<A, 1> squares = {};
+  if constexpr (N == Norm::layer) {
+    Sums<A, 1> total = {};
+#pragma unroll
+    for (int g = 0; g < Vectors; ++g) {
+      if (g * team + thread >= vectors) continue;
+      A d[W];
+      device::widen(x[g], d);
+#pragma unroll
+      for (int k = 0; k < W; ++k) total.at[0] += d[k] - x0;
+    }
+    sum_up(total, 0);
+    centre = total.at[0] * a.inverse_n;
+  }
+#pragma unroll
+  for (int g = 0; g < Vectors; ++g) {
+    if (g * team + thread >= vectors) continue;
+    A d[W];
+    device::widen(x[g], d);
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+      if constexpr (N == Norm::layer) d[k] = (d[k] - x0) - centre;
+      squares.at[0] += d[k] * d[k];
+    }
+  }
+  sum_up(squares, 1);
+  const A rstd = inverse_sqrt<T>(squares.at[0] * a.inverse_n, a.eps);
+  if (!live) return;
+  if (thread == 0) {
+    if (N == Norm::layer && a.centre) a.centre[row] = centre;
+    if (a.rstd) a.rstd[row] = rstd;
+  }
+
+  T* output = a.output + row * n;
+#pragma unroll
+  for (int g = 0; g < Vectors; ++g) {
+    const int i = g * team + thread;
+    if (i >= vectors) continue;
+    if constexpr (!Early) {
+      w[0] = parameter<P, W>(a.weight, i * W, 1.0f);
+      if constexpr (N == Norm::layer) b[0] = parameter<P, W>(a.bias, i * W, -0.0f);
+    }
+    A d[W];
+    device::widen(x[g], d);
+    if constexpr (N == Norm::layer) {
+#pragma unroll
+      for (int k = 0; k < W; ++k) d[k] = (d[k] - x0) - centre;
+    }
+    scale<N, P, W, A>(d, rstd, w[Early ? g : 0], b[Early && N == Norm::layer ? g : 0], a.offset);
+    reinterpret_cast<Vector<T, W>*>(output)[i] = device::narrow_all<T>(d);
+  }
+}
+
+// Rows too long for registers: a block a row, read again in each pass.
+template <Norm N, class T, class P, int W>
+__global__ void __launch_bounds__(1024) forward_long_kernel(const __grid_constant__ Forward<T, P> a) {
+  using A = accumulate_t<T>;
+  __shared__ Scratch<A, 1> scratch[2];
+  const int64_t row = blockIdx.x, vectors = a.n / W;
+  const auto* input = reinterpret_cast<const Vector<T, W>*>(a.input + row * a.input_stride);
+  const auto* residual = reinterpret_cast<const Vector<T, W>*>(a.residual + row * a.residual_stride);
+  auto* sum = reinterpret_cast<Vector<T, W>*>(a.sum + row * a.n);
+  T first = *reinterpret_cast<const T*>(input);
+  if (a.residual) {
+    first = rounded_sum(first, *reinterpret_cast<const T*>(residual));
+    for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) sum[i] = rounded_sum(input[i], residual[i]);
+    input = sum;  // each thread reads back what it wrote
+  }
+  auto sum_up = [&](Sums<A, 1>& sums, int turn) {
+    team_sum(sums, static_cast<int>(blockDim.x) / kWarp, threadIdx.x / kWarp, scratch[turn], [] { __syncthreads(); });
+  };
+  const A x0 = device::widen(first);
+  A centre = 0;
+  if constexpr (N == Norm::layer) {
+    Sums<A, 1> total = {};
+    for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) {
+      A d[W];
+      device::widen(input[i], d);
+#pragma unroll
+      for (int k = 0; k < W; ++k) total.at[0] += d[k] - x0;
+    }
+    sum_up(total, 0);
+    centre = total.at[0] * a.inverse_n;
+  }
+  Sums<A, 1> squares = {};
+  for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) {
+    A d[W];
+    device::widen(input[i], d);
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+      if constexpr (N == Norm::layer) d[k] = (d[k] - x0) - centre;
+      squares.at[0] += d[k] * d[k];
+    }
+  }
+  sum_up(squares, 1);
+  const A rstd = inverse_sqrt<T>(squares.at[0] * a.inverse_n, a.eps);
+  if (threadIdx.x == 0) {
+    if (N == Norm::layer && a.centre) a.centre[row] = centre;
+    if (a.rstd) a.rstd[row] = rstd;
+  }
+  auto* output = reinterpret_cast<Vector<T, W>*>(a.output + row * a.n);
+  for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) {
+    A d[W];
+    device::widen(input[i], d);
+    if constexpr (N == Norm::layer) {
+#pragma unroll
+      for (int k = 0; k < W; ++k) d[k] = (d[k] - x0) - centre;
+    }
+    const Vector<P, W> w = a.weight ? *reinterpret_cast<const Vector<P, W>*>(a.weight + i * W)
+                                    : device::splat<P, W>(device::narrow<P>(1.0f));
+    const Vector<P, W> b = a.bias ? *reinterpret_cast<const Vector<P, W>*>(a.bias + i * W)
+                                  : device::splat<P, W>(device::narrow<P>(-0.0f));
+    scale<N, P, W, A>(d, rstd, w, b, a.offset);
+    output[i] = device::narrow_all<T>(d);
+  }
+}
+
+// ---- host ------------------------------------------------------------------------------------------------------------
+
+constexpr int64_t kMostBlocks = INT32_MAX;
+
+template <Norm N, class T, class P, int W, int Vectors, int Lanes, int Threads>
+void launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
+  constexpr int kRows = Lanes ? Threads / Lanes : 1;
+  for (int64_t row = 0; row < all.rows; row += kMostBlocks * kRows) {
+    const Forward<T, P> a = all.from_row(row);
+    const auto blocks = static_cast<unsigned>(std::min(ceil_div(a.rows, kRows), kMostBlocks));
+    constexpr bool kEarly = Vectors * W <= kElements<T, W>;
+    forward_kernel<N, T, P, W, Vectors, Lanes, Threads, kEarly><<<blocks, threads, 0, stream>>>(a);
+  }
+}
+
+// By the width of a vector and the number of them in a row: lanes of a warp while two vectors a lane are enough, two warps
+// likewise, then blocks with four a thread.
+template <Norm N, class T, class P, int W>
+int launch_width(const NormForward& args, cudaStream_t stream) {
+  const Forward<T, P> a(args);
+  constexpr int kFew = kElements<T, W> / W, kMany = 2 * kFew;
+  constexpr int kSmall = 128;
+  const int64_t vectors = a.n / W;
+  auto threads = [&](int each) { return static_cast<int>(ceil_div(vectors, each * kWarp) * kWarp); };
+  if constexpr (W == kVector<T>) {
+    if (vectors <= 8 * kFew) return launch<N, T, P, W, kFew, 8, kSmall>(a, kSmall, stream), cudaGetLastError();
+    if (vectors <= 16 * kFew) return launch<N, T, P, W, kFew, 16, kSmall>(a, kSmall, stream), cudaGetLastError();
+  }
+  if (vectors <= 32 * kFew)
+    launch<N, T, P, W, kFew, 32, kSmall>(a, kSmall, stream);
+  else if (vectors <= 64 * kFew)
+    launch<N, T, P, W, kFew, 0, 64>(a, threads(kFew), stream);
+  else if (vectors <= 512 * kMany)
+    launch<N, T, P, W, kMany, 0, 512>(a, threads(kMany), stream);
+  else
+    for (int64_t row = 0; row < a.rows; row += kMostBlocks) {
+      const Forward<T, P> part = a.from_row(row);
+      forward_long_kernel<N, T, P, W>
+          <<<static_cast<unsigned>(std::min(part.rows, kMostBlocks)), 1024, 0, stream>>>(part);
+    }
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+int norm_forward(const NormForward& a, void* stream_handle) {
+  if (ring_takes(a)) return norm_forward_ring(a, stream_handle);
+  auto stream = static_cast<cudaStream_t>(stream_handle);
+  return dispatch_types(a.dtype, a.parameter, [&](auto t, auto p) -> int {
+    using T = typename decltype(t)::type;
+    using P = typename decltype(p)::type;
+    return dispatch_norm(a.norm, [&](auto norm) -> int {
+      return dispatch_width<T>(a.n, [&](auto width) -> int {
+        return launch_width<decltype(norm)::value, T, P, decltype(width)::value>(a, stream);
+      });
+    });
+  });
+}
+
+}  // namespace fastops::FASTOPS_ARCH

@@ -1,0 +1,93 @@
+#pragma once
+// Kernels for long rows on cards with thread-block clusters: blocks that stay, a ring of rows on their way into shared
+// memory by bulk copies, and a row divided among the blocks of a cluster where it is too long for one.
+#include "device/bulk.cuh"
+#include "norm.cuh"
+
+namespace fastops::FASTOPS_ARCH {
+
+// Whether the current device has them in its code.
+bool ring_runs_here();
+// Whether, there, they are made for this problem.
+bool ring_takes(const NormForward& a);
+bool ring_takes(const NormBackward& a);
+
+int norm_forward_ring(const NormForward& a, void* stream);
+int norm_backward_ring(const NormBackward& a, void* stream);
+int64_t norm_backward_ring_chunks(const NormBackward& a);
+
+constexpr int kMostStages = 3;  // more were slower
+
+// A block's shared memory for the ring, beside what the kernels declare.
+inline int ring_bytes() {
+  static PerDevice bytes;
+  return bytes.get([](int device) {
+    int most = 0;
+    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    return std::max(0, most - 8 * 1024);
+  });
+}
+
+// The shape of a launch: `cluster` blocks a row, stages of `stage_bytes` a block.
+struct RingPlan {
+  int threads, cluster, stages;
+  unsigned shared_bytes;
+};
+
+inline RingPlan ring_plan(int threads, int cluster, int64_t stage_bytes) {
+  const int stages = static_cast<int>(std::min<int64_t>(kMostStages, ring_bytes() / stage_bytes));
+  return {threads, cluster, stages, static_cast<unsigned>(stages * stage_bytes)};
+}
+
+template <class Kernel>
+int allow(Kernel* kernel, const RingPlan& plan) {
+  int error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ring_bytes());
+  if (error == cudaSuccess && plan.cluster > 8)
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  return error;
+}
+
+inline cudaLaunchConfig_t ring_config(const RingPlan& plan, int64_t clusters, cudaLaunchAttribute* cluster_shape,
+                                      void* stream) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(clusters * plan.cluster));
+  config.blockDim = dim3(static_cast<unsigned>(plan.threads));
+  config.dynamicSmemBytes = plan.shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  cluster_shape->id = cudaLaunchAttributeClusterDimension;
+  cluster_shape->val.clusterDim.x = static_cast<unsigned>(plan.cluster);
+  cluster_shape->val.clusterDim.y = cluster_shape->val.clusterDim.z = 1;
+  config.attrs = cluster_shape;
+  config.numAttrs = 1;
+  return config;
+}
+
+// How many clusters of this shape the card holds at once; 0: it cannot.
+template <class Kernel>
+int64_t most_clusters(Kernel* kernel, const RingPlan& plan) {
+  cudaLaunchAttribute shape;
+  const cudaLaunchConfig_t config = ring_config(plan, 1, &shape, nullptr);
+  int clusters = 0;
+  if (allow(kernel, plan) != cudaSuccess || cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {
+    cudaGetLastError();  // forget it
+    return 0;
+  }
+  return clusters;
+}
+
+template <class Kernel, class Args, class... More>
+int launch_ring(Kernel* kernel, const RingPlan& plan, int64_t clusters, const Args& args, void* stream, More... more) {
+  cudaLaunchAttribute shape;
+  const cudaLaunchConfig_t config = ring_config(plan, clusters, &shape, stream);
+  const int error = allow(kernel, plan);
+  return error == cudaSuccess ? cudaLaunchKernelEx(&config, kernel, args, plan.cluster, plan.stages, more...) : error;
+}
+
+// Smallest power of two that is at least `blocks`.
+inline int cluster_of(int64_t blocks) {
+  int cluster = 1;
+  while (cluster < blocks) cluster *= 2;
+  return cluster;
+}
+
+}  // namespace fastops::FASTOPS_ARCH
