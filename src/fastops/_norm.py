@@ -24,10 +24,12 @@ def check(
     weight: Tensor | None,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
+    complex_too: bool = False,
 ) -> None:
     """What the C++ edge checks, for where it is not asked: the plain composition, meta tensors, tracing."""
-    if not input.is_floating_point():
-        raise RuntimeError(f"[{op}] input must be floating point, got {input.dtype}")
+    if not (input.is_floating_point() or (complex_too and input.is_complex())):
+        kinds = "floating point or complex" if complex_too else "floating point"
+        raise RuntimeError(f"[{op}] input must be {kinds}, got {input.dtype}")
     shape = list(normalized_shape)
     if not shape:
         raise RuntimeError(f"[{op}] normalized_shape must have at least 1 dimension, got []")

@@ -22,7 +22,7 @@ def add_rms_norm_reference(
     weight_offset: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The op in plain PyTorch: output, sum and rstd, one over the root mean square."""
-    check("add_rms_norm", input, normalized_shape, weight, residual=residual)
+    check("add_rms_norm", input, normalized_shape, weight, residual=residual, complex_too=True)
     sum = input + residual
     output, rstd = rms_forward(sum, normalized_shape, weight, eps, weight_offset)
     return output, sum, rstd
@@ -52,7 +52,7 @@ def _fake(
     eps: float | None = None,
     weight_offset: float = 0.0,
 ) -> tuple[Tensor, ...]:
-    check("add_rms_norm", input, normalized_shape, weight, residual=residual)
+    check("add_rms_norm", input, normalized_shape, weight, residual=residual, complex_too=True)
     return fake_outputs(input, normalized_shape, full=2, statistics=1)
 
 

@@ -21,7 +21,7 @@ def rms_norm_reference(
     weight_offset: float = 0.0,
 ) -> Pair:
     """The op in plain PyTorch: output and rstd, one over the root mean square."""
-    check("rms_norm", input, normalized_shape, weight)
+    check("rms_norm", input, normalized_shape, weight, complex_too=True)
     return rms_forward(input, normalized_shape, weight, eps, weight_offset)
 
 
@@ -47,7 +47,7 @@ def _fake(
     eps: float | None = None,
     weight_offset: float = 0.0,
 ) -> tuple[Tensor, ...]:
-    check("rms_norm", input, normalized_shape, weight)
+    check("rms_norm", input, normalized_shape, weight, complex_too=True)
     return fake_outputs(input, normalized_shape, full=1, statistics=1)
 
 
