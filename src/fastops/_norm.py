@@ -226,7 +226,7 @@ def norm_operator(
         else:
             x, *saved = ctx.saved_tensors
             affine, statistics = saved[:parameters], saved[parameters:]
-            grads = (grad, grad_sum) if residual else (grad,)
+            grads = (grad, grad_sum if needs[0] else None)[:lead]
             found = derivative(*grads, x, ctx.normalized_shape, *statistics, *affine, *ctx.numbers, *needs)
             of_rows, *of_parameters = (g if need else None for g, need in zip(found, needs, strict=True))
         rows = (of_rows if need else None for need in ctx.needs_input_grad[:lead])
