@@ -43,11 +43,14 @@ NormOutputs norm_forward(NormForwardCall c) {
     return out;
   }
 
-  Rows x = as_rows(input, dims), residual = c.residual ? as_rows(*c.residual, dims) : x;
+  const auto rows_of = input.is_cuda() ? as_aligned_rows : as_rows;
+  Rows x = rows_of(input, dims), residual = c.residual ? rows_of(*c.residual, dims) : x;
   NormForward a;
   a.norm = c.norm;
   a.dtype = dtype;
   a.parameter = parameter_dtype(input, c.weight, c.bias);
+  if (input.is_cuda() && c.weight) c.weight = as_aligned(*c.weight);
+  if (input.is_cuda() && c.bias) c.bias = as_aligned(*c.bias);
   a.rows = x.count;
   a.n = x.n;
   a.input = x.data();
@@ -104,8 +107,9 @@ NormGradients norm_backward(NormBackwardCall c) {
     return out;
   }
 
-  Rows x = as_rows(input, dims), g = as_rows(c.grad, dims), g_sum = c.grad_sum ? as_rows(*c.grad_sum, dims) : g;
-  if (c.weight) c.weight = as_contiguous(*c.weight);
+  const auto rows_of = input.is_cuda() ? as_aligned_rows : as_rows;
+  Rows x = rows_of(input, dims), g = rows_of(c.grad, dims), g_sum = c.grad_sum ? rows_of(*c.grad_sum, dims) : g;
+  if (c.weight) c.weight = input.is_cuda() ? as_aligned(*c.weight) : as_contiguous(*c.weight);
   NormBackward a;
   a.norm = c.norm;
   a.dtype = dtype;

@@ -27,6 +27,34 @@ Rows as_rows(const Tensor& tensor, int64_t dims) {
   return {tensor, count, n, stride < 0 ? n : stride};
 }
 
+static int64_t word_bytes(const Tensor& tensor, int64_t n) {
+  const int64_t bytes = n * size_of(*dtype_of(tensor));
+  return std::min<int64_t>(16, bytes & -bytes);
+}
+
+static Tensor copy_of(const Tensor& tensor) {
+  Tensor copy = allocate(tensor.sizes(), tensor, *dtype_of(tensor));
+  torch::stable::copy_(copy, tensor);
+  return copy;
+}
+
+static bool starts_at(const void* p, int64_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+Rows as_aligned_rows(const Tensor& tensor, int64_t dims) {
+  Rows rows = as_rows(tensor, dims);
+  const int64_t word = word_bytes(tensor, rows.n);
+  if (rows.count == 0 || rows.n == 0 ||
+      (starts_at(rows.data(), word) && (rows.count == 1 || rows.stride * size_of(*dtype_of(tensor)) % word == 0)))
+    return rows;
+  return {copy_of(tensor), rows.count, rows.n, rows.n};
+}
+
+Tensor as_aligned(const Tensor& tensor) {
+  Tensor dense = as_contiguous(tensor);
+  return starts_at(dense.const_data_ptr(), word_bytes(dense, std::max<int64_t>(1, dense.numel()))) ? dense
+                                                                                                  : copy_of(dense);
+}
+
 void check_parameter(const char* op, const char* name, const Tensor& parameter, Shape shape, const Tensor& input) {
   check_same_device(op, name, parameter, "input", input);
   FASTOPS_CHECK(same_shape(parameter.sizes(), shape), op, name, " must have shape ", text_of(shape), ", got ",

@@ -15,6 +15,11 @@ struct Rows {
 // The trailing `dims` dimensions make up a row.
 Rows as_rows(const Tensor& tensor, int64_t dims);
 
+// The CUDA kernels divide a row of n elements into words of up to 16 bytes, as n allows, and take rows that start at one.
+// What does not is copied: then the words, and with them a result's bits, depend on n alone.
+Rows as_aligned_rows(const Tensor& tensor, int64_t dims);
+Tensor as_aligned(const Tensor& tensor);
+
 // An affine parameter: input's device, input's dtype or float32.
 void check_parameter(const char* op, const char* name, const Tensor& parameter, Shape shape, const Tensor& input);
 
