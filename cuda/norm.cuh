@@ -69,10 +69,72 @@ __device__ inline A inverse_sqrt(A variance, A eps) {
     return A(1) / sqrt(variance + eps);
 }
 
-template <class P, int W>
-__device__ inline Vector<P, W> parameter(const P* p, int at, float otherwise) {
-  if (p) return *reinterpret_cast<const Vector<P, W>*>(p + at);
-  return device::splat<P, W>(device::narrow<P>(otherwise));
+// Weight or bias: where there is none, every vector is the same one, which costs no branch.
+template <class P>
+struct Parameter {
+  const P* at;
+  int step;
+
+  __device__ Parameter(const P* given, const P* constant) : at(given ? given : constant), step(given ? 1 : 0) {}
+
+  template <int W>
+  __device__ Vector<P, W> vector(int64_t number) const {
+    return *reinterpret_cast<const Vector<P, W>*>(at + number * W * step);
+  }
+  template <int W>
+  __device__ Vector<P, W> vector(int number) const {
+    return *reinterpret_cast<const Vector<P, W>*>(at + number * W * step);
+  }
+};
+
+// 32 bytes of 1, and of -0, whose sum with any number is that number.
+template <class P>
+struct Bits;
+template <>
+struct Bits<device::f16> {
+  static constexpr unsigned one[2] = {0x3c003c00u, 0x3c003c00u}, minus_zero[2] = {0x80008000u, 0x80008000u};
+};
+template <>
+struct Bits<device::bf16> {
+  static constexpr unsigned one[2] = {0x3f803f80u, 0x3f803f80u}, minus_zero[2] = {0x80008000u, 0x80008000u};
+};
+template <>
+struct Bits<float> {
+  static constexpr unsigned one[2] = {0x3f800000u, 0x3f800000u}, minus_zero[2] = {0x80000000u, 0x80000000u};
+};
+template <>
+struct Bits<double> {
+  static constexpr unsigned one[2] = {0u, 0x3ff00000u}, minus_zero[2] = {0u, 0x80000000u};
+};
+struct alignas(16) Words {
+  unsigned at[8];
+};
+constexpr Words repeat(const unsigned (&w)[2]) { return {{w[0], w[1], w[0], w[1], w[0], w[1], w[0], w[1]}}; }
+template <class P>
+__device__ const Words kOne = repeat(Bits<P>::one);
+template <class P>
+__device__ const Words kMinusZero = repeat(Bits<P>::minus_zero);
+
+template <class P>
+__device__ inline Parameter<P> weight_or_one(const P* weight) {
+  return {weight, reinterpret_cast<const P*>(&kOne<P>)};
+}
+template <class P>
+__device__ inline Parameter<P> bias_or_zero(const P* bias) {
+  return {bias, reinterpret_cast<const P*>(&kMinusZero<P>)};
+}
+
+// Sum of W numbers as a tree.
+template <int W, class A>
+__device__ inline A tree_sum(const A (&x)[W]) {
+  if constexpr (W == 1) {
+    return x[0];
+  } else {
+    A half[W / 2];
+#pragma unroll
+    for (int k = 0; k < W / 2; ++k) half[k] = x[2 * k] + x[2 * k + 1];
+    return tree_sum<W / 2>(half);
+  }
 }
 
 // Sizes in vectors of W elements: 16 bytes, or less where n allows no more.

@@ -26,7 +26,8 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
   Vector<P, W> w[V];
   A weight_sum[V][W] = {}, bias_sum[N == Norm::layer ? V : 1][W] = {};
 #pragma unroll
-  for (int g = 0; g < V; ++g) w[g] = parameter<P, W>(a.weight, min(g * team + thread, vectors - 1) * W, 1.0f);
+  for (int g = 0; g < V; ++g)
+    w[g] = weight_or_one(a.weight).template vector<W>(min(g * team + thread, vectors - 1));
 
   Row next_x[V], next_grad[V];
   RowNumbers<A> next;
@@ -130,8 +131,7 @@ __global__ void __launch_bounds__(kThreads) backward_long_kernel(const __grid_co
     auto first = [&](int64_t i, Sums<A, S>& into) {
       device::widen(input[i], h);
       device::widen(incoming[i], grad);
-      const Vector<P, W> w = a.weight ? *reinterpret_cast<const Vector<P, W>*>(a.weight + i * W)
-                                      : device::splat<P, W>(device::narrow<P>(1.0f));
+      const Vector<P, W> w = weight_or_one(a.weight).template vector<W>(i);
       first_pass<N, W, A>(h, grad, w, a.offset, numbers, into, unused, unused);
     };
     for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) first(i, sums);
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kWarp* kColumnWarps)
       device::widen(reinterpret_cast<const Row*>(a.input + row * a.input_stride)[at], x);
       device::widen(reinterpret_cast<const Row*>(a.grad + row * a.grad_stride)[at], grad);
       Sums<A, S> ignored = {};
-      first_pass<N, W, A>(x, grad, device::splat<P, W>(device::narrow<P>(1.0f)), A(0), numbers, ignored, weight_sum,
+      first_pass<N, W, A>(x, grad, weight_or_one<P>(nullptr).template vector<W>(0), A(0), numbers, ignored, weight_sum,
                           bias_sum);
     }
     __syncthreads();  // the tile before this one has been written out

@@ -64,19 +64,20 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
     for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
 
   Vector<P, W> w[kHoldParameters ? V : 1];
-  auto weight = [&](int at) { return parameter<P, W>(a.weight, (begin + min(at, vectors - 1)) * W, 1.0f); };
+  auto weight = [&](int at) { return weight_or_one(a.weight).template vector<W>(begin + min(at, vectors - 1)); };
   if constexpr (kHoldParameters) {
 #pragma unroll
     for (int g = 0; g < V; ++g) w[g] = weight(g * team + thread);
   }
   float weight_sum[V][W] = {}, bias_sum[N == Norm::layer ? V : 1][W] = {};
 
-  int slot = 0, turn = 0;
-  unsigned parity = 0, told_parity[2] = {0, 0};
+  int slot = 0;
+  unsigned parity = 0, count = 0;  // of the ring, of rows
   RowNumbers<float> next = row_numbers<N, T, P, float>(a, first_row);
   for (int row = first_row; row < rows; row += step) {
     const RowNumbers<float> numbers = next;
     next = row_numbers<N, T, P, float>(a, row + step);
+    const int turn = count & 1;
     device::barrier_wait(&arrived[which][slot], parity);
     float h[V][W], grad[V][W];
     Sums<float, S> sums = {};
@@ -108,8 +109,7 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
         for (int k = 0; k < S; ++k)
           device::send(&to.at[k][rank * warps + thread / kWarp], &told[turn], lane, sums.at[k]);
       }
-      device::barrier_wait(&told[turn], told_parity[turn]);
-      told_parity[turn] ^= 1;
+      device::barrier_wait(&told[turn], count >> 1 & 1);
       sums = {};
       for (int i = lane; i < told_by; i += kWarp) {
 #pragma unroll
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
       }
       lane_sum<kWarp>(sums);
     }
-    turn ^= 1;
+    ++count;
     if (thread == 0) fetch(row + stages * step, slot);
     if (++slot == stages) {
       slot = 0;

@@ -23,38 +23,38 @@ __global__ void __launch_bounds__(Threads, (Early ? 1280 : 1024) / Threads) forw
   const int64_t source = live ? row : a.rows - 1;
   const T* input = a.input + source * a.input_stride;
 
+  // A thread without a vector takes the last one along and leaves it out of the sums: no branch parts the vectors.
   Vector<T, W> x[Vectors];
+  int at[Vectors];
+  bool own[Vectors];
 #pragma unroll
   for (int g = 0; g < Vectors; ++g) {
-    const int i = g * team + thread;
-    if (i < vectors) x[g] = reinterpret_cast<const Vector<T, W>*>(input)[i];
+    own[g] = g * team + thread < vectors;
+    at[g] = min(g * team + thread, vectors - 1);
+    x[g] = reinterpret_cast<const Vector<T, W>*>(input)[at[g]];
   }
   T first = N == Norm::layer ? *input : T{};
   if (a.residual) {
     const T* residual = a.residual + source * a.residual_stride;
     Vector<T, W> r[Vectors];
 #pragma unroll
-    for (int g = 0; g < Vectors; ++g) {
-      const int i = g * team + thread;
-      if (i < vectors) r[g] = reinterpret_cast<const Vector<T, W>*>(residual)[i];
-    }
+    for (int g = 0; g < Vectors; ++g) r[g] = reinterpret_cast<const Vector<T, W>*>(residual)[at[g]];
     if constexpr (N == Norm::layer) first = rounded_sum(first, *residual);
 #pragma unroll
     for (int g = 0; g < Vectors; ++g) {
-      const int i = g * team + thread;
-      if (i >= vectors) continue;
       x[g] = rounded_sum(x[g], r[g]);
-      if (live) reinterpret_cast<Vector<T, W>*>(a.sum + row * n)[i] = x[g];
+      if (live && own[g]) reinterpret_cast<Vector<T, W>*>(a.sum + row * a.n)[at[g]] = x[g];
     }
   }
-  Vector<P, W> w[Early ? Vectors : 1], b[Early && N == Norm::layer ? Vectors : 1];
+  const Parameter<P> weight = weight_or_one(a.weight), bias = bias_or_zero(a.bias);
+  Vector<P, W> w[Early ? Vectors : 1], b[Early ? Vectors : 1];
+  auto fetch_parameters = [&](int g) {
+    w[Early ? g : 0] = weight.template vector<W>(at[g]);
+    if constexpr (N == Norm::layer) b[Early ? g : 0] = bias.template vector<W>(at[g]);
+  };
   if constexpr (Early) {
 #pragma unroll
-    for (int g = 0; g < Vectors; ++g) {
-      const int i = min(g * team + thread, vectors - 1) * W;
-      w[g] = parameter<P, W>(a.weight, i, 1.0f);
-      if constexpr (N == Norm::layer) b[g] = parameter<P, W>(a.bias, i, -0.0f);
-    }
+    for (int g = 0; g < Vectors; ++g) fetch_parameters(g);
   }
   auto sum_up = [&](Sums<A, 1>& sums, int turn) {
     if constexpr (Lanes)
@@ -64,31 +64,38 @@ __global__ void __launch_bounds__(Threads, (Early ? 1280 : 1024) / Threads) forw
   };
 
   const A x0 = device::widen(first);
-  A centre = 0;
+  A centre = 0, centred[Early ? Vectors : 1][W];
   Sums<A, 1> squares = {};
   if constexpr (N == Norm::layer) {
     Sums<A, 1> total = {};
 #pragma unroll
     for (int g = 0; g < Vectors; ++g) {
-      if (g * team + thread >= vectors) continue;
-      A d[W];
-      device::widen(x[g], d);
+      A(&c)[W] = centred[Early ? g : 0];
+      device::widen(x[g], c);
 #pragma unroll
-      for (int k = 0; k < W; ++k) total.at[0] += d[k] - x0;
+      for (int k = 0; k < W; ++k) c[k] -= x0;
+      const A part = tree_sum<W>(c);
+      total.at[0] += own[g] ? part : A(0);
     }
     sum_up(total, 0);
     centre = total.at[0] * a.inverse_n;
   }
+  auto centre_vector = [&](int g, A(&c)[W]) {
+    if constexpr (!Early || N == Norm::rms) device::widen(x[g], c);
+    if constexpr (N == Norm::layer) {
+#pragma unroll
+      for (int k = 0; k < W; ++k) c[k] = (Early ? c[k] : c[k] - x0) - centre;
+    }
+  };
 #pragma unroll
   for (int g = 0; g < Vectors; ++g) {
-    if (g * team + thread >= vectors) continue;
-    A d[W];
-    device::widen(x[g], d);
+    A(&c)[W] = centred[Early ? g : 0];
+    centre_vector(g, c);
+    A square[W];
 #pragma unroll
-    for (int k = 0; k < W; ++k) {
-      if constexpr (N == Norm::layer) d[k] = (d[k] - x0) - centre;
-      squares.at[0] += d[k] * d[k];
-    }
+    for (int k = 0; k < W; ++k) square[k] = c[k] * c[k];
+    const A part = tree_sum<W>(square);
+    squares.at[0] += own[g] ? part : A(0);
   }
   sum_up(squares, 1);
   const A rstd = inverse_sqrt<T>(squares.at[0] * a.inverse_n, a.eps);
@@ -98,23 +105,16 @@ __global__ void __launch_bounds__(Threads, (Early ? 1280 : 1024) / Threads) forw
     if (a.rstd) a.rstd[row] = rstd;
   }
 
-  T* output = a.output + row * n;
+  T* output = a.output + row * a.n;
 #pragma unroll
   for (int g = 0; g < Vectors; ++g) {
-    const int i = g * team + thread;
-    if (i >= vectors) continue;
+    A(&c)[W] = centred[Early ? g : 0];
     if constexpr (!Early) {
-      w[0] = parameter<P, W>(a.weight, i * W, 1.0f);
-      if constexpr (N == Norm::layer) b[0] = parameter<P, W>(a.bias, i * W, -0.0f);
+      fetch_parameters(g);
+      centre_vector(g, c);
     }
-    A d[W];
-    device::widen(x[g], d);
-    if constexpr (N == Norm::layer) {
-#pragma unroll
-      for (int k = 0; k < W; ++k) d[k] = (d[k] - x0) - centre;
-    }
-    scale<N, P, W, A>(d, rstd, w[Early ? g : 0], b[Early && N == Norm::layer ? g : 0], a.offset);
-    reinterpret_cast<Vector<T, W>*>(output)[i] = device::narrow_all<T>(d);
+    scale<N, P, W, A>(c, rstd, w[Early ? g : 0], b[Early ? g : 0], a.offset);
+    if (own[g]) reinterpret_cast<Vector<T, W>*>(output)[at[g]] = device::narrow_all<T>(c);
   }
 }
 
@@ -165,6 +165,7 @@ __global__ void __launch_bounds__(1024) forward_long_kernel(const __grid_constan
     if (N == Norm::layer && a.centre) a.centre[row] = centre;
     if (a.rstd) a.rstd[row] = rstd;
   }
+  const Parameter<P> weight = weight_or_one(a.weight), bias = bias_or_zero(a.bias);
   auto* output = reinterpret_cast<Vector<T, W>*>(a.output + row * a.n);
   for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) {
     A d[W];
@@ -173,11 +174,7 @@ __global__ void __launch_bounds__(1024) forward_long_kernel(const __grid_constan
 #pragma unroll
       for (int k = 0; k < W; ++k) d[k] = (d[k] - x0) - centre;
     }
-    const Vector<P, W> w = a.weight ? *reinterpret_cast<const Vector<P, W>*>(a.weight + i * W)
-                                    : device::splat<P, W>(device::narrow<P>(1.0f));
-    const Vector<P, W> b = a.bias ? *reinterpret_cast<const Vector<P, W>*>(a.bias + i * W)
-                                  : device::splat<P, W>(device::narrow<P>(-0.0f));
-    scale<N, P, W, A>(d, rstd, w, b, a.offset);
+    scale<N, P, W, A>(d, rstd, weight.template vector<W>(i), bias.template vector<W>(i), a.offset);
     output[i] = device::narrow_all<T>(d);
   }
 }

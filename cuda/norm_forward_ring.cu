@@ -5,11 +5,11 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-constexpr int kRingVectors = 4;  // a thread's
+constexpr int kRingThreads = 512;
 
-// With these a block has 64 KB of a row, or of input and residual.
+// A thread's. With these a block has 64 KB of a row, or of input and residual.
 template <bool Residual>
-constexpr int kRingThreads = Residual ? 512 : 1024;
+constexpr int kRingVectors = Residual ? 4 : 8;
 
 // What a block tells the others of its cluster about its part of a row.
 struct Part {
@@ -23,10 +23,10 @@ struct Exchange {
 };
 
 template <Norm N, class T, class P, bool Residual>
-__global__ void __launch_bounds__(kRingThreads<Residual>)
+__global__ void __launch_bounds__(kRingThreads)
     forward_ring_kernel(const __grid_constant__ Forward<T, P> a, int cluster, int stages) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int W = kVector<T>, V = kRingVectors;
+  constexpr int W = kVector<T>, V = kRingVectors<Residual>;
   constexpr bool kHoldParameters = sizeof(P) == sizeof(T);  // else there are not enough registers
   using Row = Vector<T, W>;
   extern __shared__ __align__(128) unsigned char shared[];
@@ -64,9 +64,9 @@ __global__ void __launch_bounds__(kRingThreads<Residual>)
 
   Vector<P, W> w[V], b[N == Norm::layer ? V : 1];
   auto parameters = [&](int g, int at) {
-    const int i = (begin + min(at, vectors - 1)) * W;
-    w[g] = parameter<P, W>(a.weight, i, 1.0f);
-    if constexpr (N == Norm::layer) b[g] = parameter<P, W>(a.bias, i, -0.0f);
+    const int i = begin + min(at, vectors - 1);
+    w[g] = weight_or_one(a.weight).template vector<W>(i);
+    if constexpr (N == Norm::layer) b[g] = bias_or_zero(a.bias).template vector<W>(i);
   };
   if constexpr (kHoldParameters) {
 #pragma unroll
@@ -76,9 +76,10 @@ __global__ void __launch_bounds__(kRingThreads<Residual>)
     team_sum(sums, team / kWarp, thread / kWarp, scratch[turn], [] { __syncthreads(); });
   };
 
-  int slot = 0, turn = 0;
-  unsigned parity = 0, told_parity[2] = {0, 0};
+  int slot = 0;
+  unsigned parity = 0, count = 0;  // of the ring, of rows
   for (int row = first_row; row < rows; row += step) {
+    const int turn = count & 1;
     device::barrier_wait(&arrived[slot], parity);
     const Row* input = inputs + slot * part;
     T first = *reinterpret_cast<const T*>(input);
@@ -112,7 +113,8 @@ __global__ void __launch_bounds__(kRingThreads<Residual>)
         float d[W];
         widened(g, i, d);
 #pragma unroll
-        for (int k = 0; k < W; ++k) total.at[0] += d[k] - x0;
+        for (int k = 0; k < W; ++k) d[k] -= x0;
+        total.at[0] += tree_sum<W>(d);
       }
       sum_up(total, 0);
       free_slot_before();
@@ -127,8 +129,9 @@ __global__ void __launch_bounds__(kRingThreads<Residual>)
 #pragma unroll
       for (int k = 0; k < W; ++k) {
         if constexpr (N == Norm::layer) d[k] = (d[k] - x0) - centre;
-        squares.at[0] += d[k] * d[k];
+        d[k] *= d[k];
       }
+      squares.at[0] += tree_sum<W>(d);
     }
     sum_up(squares, N == Norm::layer ? 1 : turn);
     if constexpr (N == Norm::rms) free_slot_before();
@@ -145,8 +148,7 @@ __global__ void __launch_bounds__(kRingThreads<Residual>)
           device::send(&to.first[rank], &told[turn], thread, x0);
         }
       }
-      device::barrier_wait(&told[turn], told_parity[turn]);
-      told_parity[turn] ^= 1;
+      device::barrier_wait(&told[turn], count >> 1 & 1);
       squares.at[0] = 0;
       if constexpr (N == Norm::layer) {
         auto mean = [&](int k) { return (to.first[k] - to.first[0]) + to.mean[k]; };
@@ -163,7 +165,7 @@ __global__ void __launch_bounds__(kRingThreads<Residual>)
         for (int k = 0; k < cluster; ++k) squares.at[0] += to.squares[k];
       }
     }
-    turn ^= 1;
+    ++count;
     const float rstd = inverse_sqrt<T>(squares.at[0] * a.inverse_n, a.eps);
     if (thread == 0 && rank == 0) {
       if (N == Norm::layer && a.centre) a.centre[row] = row_centre;
@@ -197,10 +199,10 @@ __global__ void __launch_bounds__(kRingThreads<Residual>)
 
 RingPlan plan_of(const NormForward& a) {
   const int64_t vectors = a.n * size_of(a.dtype) / 16, tensors = a.residual ? 2 : 1;
-  const int64_t most = a.residual ? kRingThreads<true> : kRingThreads<false>;
-  const int cluster = cluster_of(ceil_div(vectors, most * kRingVectors));
+  const int64_t each = a.residual ? kRingVectors<true> : kRingVectors<false>;
+  const int cluster = cluster_of(ceil_div(vectors, kRingThreads * each));
   const int64_t part = ceil_div(vectors, cluster);
-  const int threads = static_cast<int>(ceil_div(part, kRingVectors * kWarp) * kWarp);
+  const int threads = static_cast<int>(ceil_div(part, each * kWarp) * kWarp);
   return ring_plan(threads, cluster, part * 16 * tensors);
 }
 
