@@ -11,13 +11,13 @@ constexpr int kRingThreads = 512;
 template <bool Residual>
 constexpr int kRingVectors = Residual ? 4 : 8;
 
-// What a block tells the others of its cluster about its part of a row.
-struct Part {
-  float squares, mean, first;  // of the distances from their mean; the mean's distance from the part's first element
-};
+template <Norm N, class T, class P, bool Residual>
+constexpr bool share_bias = N == Norm::layer && !Residual && sizeof(P) == sizeof(T);
 
 constexpr int kMostBlocksOfRow = 8;
 
+// What the blocks of a cluster tell each other about their parts of a row: the sum of squares about the part's own mean,
+// the mean as distance from the part's first element, that element.
 struct Exchange {
   float squares[kMostBlocksOfRow], mean[kMostBlocksOfRow], first[kMostBlocksOfRow];
 };
@@ -27,18 +27,21 @@ __global__ void __launch_bounds__(kRingThreads)
     forward_ring_kernel(const __grid_constant__ Forward<T, P> a, int cluster, int stages) {
 #if __CUDA_ARCH__ >= 900
   constexpr int W = kVector<T>, V = kRingVectors<Residual>;
-  constexpr bool kHoldParameters = sizeof(P) == sizeof(T);  // else there are not enough registers
+  // There are registers for parameters of the half types alone, and not for all of them.
+  constexpr bool kHoldParameters = sizeof(P) == sizeof(T), kShareBias = share_bias<N, T, P, Residual>;
   using Row = Vector<T, W>;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ device::Barrier arrived[kMostStages], told[2];
   __shared__ Scratch<float, 1> scratch[2];
   __shared__ Exchange exchange[2];
 
-  const int thread = threadIdx.x, team = blockDim.x, rank = cluster > 1 ? device::cluster_rank() : 0;
+  constexpr int team = kRingThreads;
+  const int thread = threadIdx.x, rank = cluster > 1 ? device::cluster_rank() : 0;
   const int all = static_cast<int>(a.n / W), part = (all + cluster - 1) / cluster;
   const int begin = rank * part, vectors = min(part, all - begin);
   const unsigned bytes = vectors * sizeof(Row);
   Row *inputs = reinterpret_cast<Row*>(shared), *residuals = inputs + stages * part;
+  auto* biases = reinterpret_cast<Vector<P, W>*>(inputs + stages * part);  // with kShareBias: a thread's own
   if (thread == 0) {
     for (int k = 0; k < stages; ++k) device::barrier_init(&arrived[k]);
     device::barrier_init(&told[0]);
@@ -62,11 +65,15 @@ __global__ void __launch_bounds__(kRingThreads)
   if (thread == 0)
     for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
 
-  Vector<P, W> w[V], b[N == Norm::layer ? V : 1];
+  Vector<P, W> w[kHoldParameters ? V : 1], b[kHoldParameters && N == Norm::layer && !kShareBias ? V : 1];
   auto parameters = [&](int g, int at) {
     const int i = begin + min(at, vectors - 1);
     w[g] = weight_or_one(a.weight).template vector<W>(i);
-    if constexpr (N == Norm::layer) b[g] = bias_or_zero(a.bias).template vector<W>(i);
+    if constexpr (kShareBias) {
+      if (at < vectors) biases[at] = bias_or_zero(a.bias).template vector<W>(i);
+    } else if constexpr (N == Norm::layer) {
+      b[g] = bias_or_zero(a.bias).template vector<W>(i);
+    }
   };
   if constexpr (kHoldParameters) {
 #pragma unroll
@@ -185,7 +192,8 @@ __global__ void __launch_bounds__(kRingThreads)
         for (int k = 0; k < W; ++k) d[k] = (d[k] - x0) - centre;
       }
       const int at = kHoldParameters ? g : 0;
-      scale<N, P, W, float>(d, rstd, w[at], b[N == Norm::layer ? at : 0], a.offset);
+      const Vector<P, W> own_bias = kShareBias ? biases[i] : b[N == Norm::layer && !kShareBias ? at : 0];
+      scale<N, P, W, float>(d, rstd, w[at], own_bias, a.offset);
       output[i] = device::narrow_all<T>(d);
     }
     if (++slot == stages) {
@@ -202,8 +210,8 @@ RingPlan plan_of(const NormForward& a) {
   const int64_t each = a.residual ? kRingVectors<true> : kRingVectors<false>;
   const int cluster = cluster_of(ceil_div(vectors, kRingThreads * each));
   const int64_t part = ceil_div(vectors, cluster);
-  const int threads = static_cast<int>(ceil_div(part, each * kWarp) * kWarp);
-  return ring_plan(threads, cluster, part * 16 * tensors);
+  const bool bias = a.norm == Norm::layer && !a.residual && a.parameter == a.dtype;
+  return ring_plan(kRingThreads, cluster, part * 16 * tensors, bias ? part * 16 : 0);
 }
 
 template <class F>

@@ -28,15 +28,15 @@ inline int ring_bytes() {
   });
 }
 
-// The shape of a launch: `cluster` blocks a row, stages of `stage_bytes` a block.
+// The shape of a launch: `cluster` blocks a row; a block has stages of `stage_bytes`, and `more_bytes`.
 struct RingPlan {
   int threads, cluster, stages;
   unsigned shared_bytes;
 };
 
-inline RingPlan ring_plan(int threads, int cluster, int64_t stage_bytes) {
-  const int stages = static_cast<int>(std::min<int64_t>(kMostStages, ring_bytes() / stage_bytes));
-  return {threads, cluster, stages, static_cast<unsigned>(stages * stage_bytes)};
+inline RingPlan ring_plan(int threads, int cluster, int64_t stage_bytes, int64_t more_bytes = 0) {
+  const int stages = static_cast<int>(std::clamp<int64_t>((ring_bytes() - more_bytes) / stage_bytes, 0, kMostStages));
+  return {threads, cluster, stages, static_cast<unsigned>(stages * stage_bytes + more_bytes)};
 }
 
 template <class Kernel>
