@@ -30,9 +30,9 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
     w[g] = weight_or_one(a.weight).template vector<W>(min(g * team + thread, vectors - 1));
 
   Row next_x[V], next_grad[V];
-  RowNumbers<A> next;
+  RowNumbers<T> next;
   auto fetch = [&](int row) {
-    next = row_numbers<N, T, P, A>(a, row);
+    next = row_numbers<N>(a, row);
 #pragma unroll
     for (int g = 0; g < V; ++g) {
       const int i = g * team + thread;
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
   // All teams take as many turns, since lanes of one warp sum together.
   for (int base = 0; base < rows; base += step, row += step) {
     if (!Lanes && row >= rows) break;
-    const RowNumbers<A> numbers = next;
+    const RowNumbers<T> numbers = next;
     A h[V][W], grad[V][W];
 #pragma unroll
     for (int g = 0; g < V; ++g) {
@@ -68,9 +68,8 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
     Sums<A, S> sums = {};
 #pragma unroll
     for (int g = 0; g < V; ++g)
-      if (g * team + thread < vectors)
-        first_pass<N, W, A>(h[g], grad[g], w[g], a.offset, numbers, sums, weight_sum[g],
-                            bias_sum[N == Norm::layer ? g : 0]);
+      first_pass<N, W, A>(h[g], grad[g], w[g], a.offset, numbers, sums, weight_sum[g],
+                          bias_sum[N == Norm::layer ? g : 0]);
     if constexpr (Lanes) {
       lane_sum<Lanes>(sums);
     } else {
@@ -85,10 +84,9 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
 #pragma unroll
     for (int g = 0; g < V; ++g) {
       const int i = g * team + thread;
-      if (i >= vectors) continue;
       second_pass<N, W, A>(h[g], grad[g], sums, numbers.rstd);
       if constexpr (GradSum) add<T, W, A>(h[g], grad_sum[g]);
-      out[i] = device::narrow_all<T>(h[g]);
+      if (i < vectors) out[i] = device::narrow_all<T>(h[g]);
     }
   }
   if (!a.partial) return;
@@ -121,7 +119,7 @@ __global__ void __launch_bounds__(kThreads) backward_long_kernel(const __grid_co
   const int64_t vectors = a.n / W;
   int turn = 0;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    const RowNumbers<A> numbers = row_numbers<N, T, P, A>(a, row);
+    const RowNumbers<T> numbers = row_numbers<N>(a, row);
     const Row* input = reinterpret_cast<const Row*>(a.input + row * a.input_stride);
     const Row* incoming = reinterpret_cast<const Row*>(a.grad + row * a.grad_stride);
     const Row* grad_sum = reinterpret_cast<const Row*>(a.grad_sum + row * a.grad_sum_stride);
@@ -167,7 +165,7 @@ __global__ void __launch_bounds__(kWarp* kColumnWarps)
     const int64_t at = tile * kWarp + lane;
     A weight_sum[W] = {}, bias_sum[W] = {};
     for (int64_t row = begin + warp; at < vectors && row < end; row += kColumnWarps) {
-      const RowNumbers<A> numbers = row_numbers<N, T, P, A>(a, row);
+      const RowNumbers<T> numbers = row_numbers<N>(a, row);
       A x[W], grad[W];
       device::widen(reinterpret_cast<const Row*>(a.input + row * a.input_stride)[at], x);
       device::widen(reinterpret_cast<const Row*>(a.grad + row * a.grad_stride)[at], grad);

@@ -41,43 +41,52 @@ struct Backward {
         offset(static_cast<A>(a.weight_offset)) {}
 };
 
-// A row's numbers.
-template <class A>
+// A row's numbers as they lie in memory. Those of a later row are asked for early; a conversion would wait for them.
+template <class T>
 struct RowNumbers {
-  A first, centre, rstd;
+  T first;
+  accumulate_t<T> centre, rstd;
 };
 
-template <Norm N, class T, class P, class A>
-__device__ inline RowNumbers<A> row_numbers(const Backward<T, P>& a, int64_t row) {
-  if (row >= a.rows) return {};
-  if constexpr (N == Norm::layer)
-    return {device::widen(a.input[row * a.input_stride]), a.centre[row], a.rstd[row]};
-  else
-    return {A(0), A(0), a.rstd[row]};
+// Of the last row, where there is none of this number.
+template <Norm N, class T, class P>
+__device__ inline RowNumbers<T> row_numbers(const Backward<T, P>& a, int64_t row) {
+  row = row < a.rows ? row : a.rows - 1;
+  RowNumbers<T> numbers = {};
+  if constexpr (N == Norm::layer) {
+    numbers.first = a.input[row * a.input_stride];
+    numbers.centre = a.centre[row];
+  }
+  numbers.rstd = a.rstd[row];
+  return numbers;
 }
 
-// First pass over a vector: x becomes h and grad g; both go into the sums over the row and those over the rows.
-template <Norm N, int W, class A, class Weight>
-__device__ inline void first_pass(A (&x)[W], A (&grad)[W], const Weight& weight, A offset, const RowNumbers<A>& row,
+// First pass over a vector: x becomes h and grad g; both go into the sums over the row and those over the rows. A vector
+// of zeros adds nothing. Each vector has sums of its own at first, so that they do not wait for each other.
+template <Norm N, int W, class A, class T, class Weight>
+__device__ inline void first_pass(A (&x)[W], A (&grad)[W], const Weight& weight, A offset, const RowNumbers<T>& row,
                                   Sums<A, kSums<N>>& sums, A (&weight_sum)[W], A* bias_sum) {
-  A w[W];
+  const A first = device::widen(row.first);
+  A w[W], of_gh = 0, of_g = 0;
   device::widen(weight, w);
 #pragma unroll
   for (int k = 0; k < W; ++k) {
     if constexpr (N == Norm::layer)
-      x[k] = ((x[k] - row.first) - row.centre) * row.rstd;
+      x[k] = ((x[k] - first) - row.centre) * row.rstd;
     else
       x[k] *= row.rstd;
     weight_sum[k] += grad[k] * x[k];
     if constexpr (N == Norm::layer) {
       bias_sum[k] += grad[k];
       grad[k] = device::product<A>(grad[k], w[k]);
-      sums.at[1] += grad[k];
+      of_g += grad[k];
     } else {
       grad[k] = device::product<A>(grad[k], w[k] + offset);
     }
-    sums.at[0] += grad[k] * x[k];
+    of_gh += grad[k] * x[k];
   }
+  sums.at[0] += of_gh;
+  if constexpr (N == Norm::layer) sums.at[1] += of_g;
 }
 
 // Second pass: grad_input in place of h, given the means of g·h and g.

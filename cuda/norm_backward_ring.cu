@@ -73,10 +73,10 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
 
   int slot = 0;
   unsigned parity = 0, count = 0;  // of the ring, of rows
-  RowNumbers<float> next = row_numbers<N, T, P, float>(a, first_row);
+  RowNumbers<T> next = row_numbers<N>(a, first_row);
   for (int row = first_row; row < rows; row += step) {
-    const RowNumbers<float> numbers = next;
-    next = row_numbers<N, T, P, float>(a, row + step);
+    const RowNumbers<T> numbers = next;
+    next = row_numbers<N>(a, row + step);
     const int turn = count & 1;
     device::barrier_wait(&arrived[which][slot], parity);
     float h[V][W], grad[V][W];
@@ -85,10 +85,14 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
 #pragma unroll
     for (int g = 0; g < V; ++g) {
       const int i = g * team + thread;
-      if (i >= vectors) continue;
-      device::widen(slot_of(slot, 0)[i], h[g]);
-      device::widen(slot_of(slot, 1)[i], grad[g]);
-      if constexpr (GradSum) grad_sum[g] = slot_of(slot, 2)[i];
+      Row x = {}, incoming = {};
+      if (i < vectors) {
+        x = slot_of(slot, 0)[i];
+        incoming = slot_of(slot, 1)[i];
+        if constexpr (GradSum) grad_sum[g] = slot_of(slot, 2)[i];
+      }
+      device::widen(x, h[g]);
+      device::widen(incoming, grad[g]);
       if constexpr (!kHoldParameters) w[0] = weight(i);
       first_pass<N, W, float>(h[g], grad[g], w[kHoldParameters ? g : 0], a.offset, numbers, sums, weight_sum[g],
                               bias_sum[N == Norm::layer ? g : 0]);
@@ -130,10 +134,9 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
 #pragma unroll
     for (int g = 0; g < V; ++g) {
       const int i = g * team + thread;
-      if (i >= vectors) continue;
       second_pass<N, W, float>(h[g], grad[g], sums, numbers.rstd);
       if constexpr (GradSum) add<T, W, float>(h[g], grad_sum[g]);
-      out[i] = device::narrow_all<T>(h[g]);
+      if (i < vectors) out[i] = device::narrow_all<T>(h[g]);
     }
   }
 

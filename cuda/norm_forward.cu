@@ -34,6 +34,16 @@ __global__ void __launch_bounds__(Threads, (Early && W > 1 ? 1280 : 1024) / Thre
     x[g] = reinterpret_cast<const Vector<T, W>*>(input)[at[g]];
   }
   T first = N == Norm::layer ? *input : T{};
+  const Parameter<P> weight = weight_or_one(a.weight), bias = bias_or_zero(a.bias);
+  Vector<P, W> w[Early ? Vectors : 1], b[Early ? Vectors : 1];
+  auto fetch_parameters = [&](int g) {
+    w[Early ? g : 0] = weight.template vector<W>(at[g]);
+    if constexpr (N == Norm::layer) b[Early ? g : 0] = bias.template vector<W>(at[g]);
+  };
+  if constexpr (Early) {
+#pragma unroll
+    for (int g = 0; g < Vectors; ++g) fetch_parameters(g);
+  }
   if (a.residual) {
     const T* residual = a.residual + source * a.residual_stride;
     Vector<T, W> r[Vectors];
@@ -45,16 +55,6 @@ __global__ void __launch_bounds__(Threads, (Early && W > 1 ? 1280 : 1024) / Thre
       x[g] = rounded_sum(x[g], r[g]);
       if (live && own[g]) reinterpret_cast<Vector<T, W>*>(a.sum + row * a.n)[at[g]] = x[g];
     }
-  }
-  const Parameter<P> weight = weight_or_one(a.weight), bias = bias_or_zero(a.bias);
-  Vector<P, W> w[Early ? Vectors : 1], b[Early ? Vectors : 1];
-  auto fetch_parameters = [&](int g) {
-    w[Early ? g : 0] = weight.template vector<W>(at[g]);
-    if constexpr (N == Norm::layer) b[Early ? g : 0] = bias.template vector<W>(at[g]);
-  };
-  if constexpr (Early) {
-#pragma unroll
-    for (int g = 0; g < Vectors; ++g) fetch_parameters(g);
   }
   auto sum_up = [&](Sums<A, 1>& sums, int turn) {
     if constexpr (Lanes)
@@ -91,10 +91,9 @@ __global__ void __launch_bounds__(Threads, (Early && W > 1 ? 1280 : 1024) / Thre
   for (int g = 0; g < Vectors; ++g) {
     A(&c)[W] = centred[Early ? g : 0];
     centre_vector(g, c);
-    A square[W];
+    A part = 0;
 #pragma unroll
-    for (int k = 0; k < W; ++k) square[k] = c[k] * c[k];
-    const A part = tree_sum<W>(square);
+    for (int k = 0; k < W; ++k) part += c[k] * c[k];
     squares.at[0] += own[g] ? part : A(0);
   }
   sum_up(squares, 1);

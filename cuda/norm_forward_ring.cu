@@ -96,13 +96,15 @@ __global__ void __launch_bounds__(kRingThreads)
       first = rounded_sum(first, *reinterpret_cast<const T*>(residual));
 #pragma unroll
       for (int g = 0; g < V; ++g) {
-        const int i = g * team + thread;
-        if (i >= vectors) continue;
-        sum[g] = rounded_sum(input[i], residual[i]);
-        reinterpret_cast<Row*>(a.sum + row * a.n)[begin + i] = sum[g];
+        const int i = g * team + thread, at = min(i, vectors - 1);
+        sum[g] = rounded_sum(input[at], residual[at]);
+        if (i < vectors) reinterpret_cast<Row*>(a.sum + row * a.n)[begin + i] = sum[g];
       }
     }
-    auto widened = [&](int g, int i, float (&d)[W]) { device::widen(Residual ? sum[Residual ? g : 0] : input[i], d); };
+    // A thread without a vector takes the last one along and leaves it out of the sums.
+    auto widened = [&](int g, int i, float (&d)[W]) {
+      device::widen(Residual ? sum[Residual ? g : 0] : input[min(i, vectors - 1)], d);
+    };
 
     // The block's own part: the sum of squares about its own mean.
     const float x0 = device::widen(first);
@@ -116,12 +118,12 @@ __global__ void __launch_bounds__(kRingThreads)
 #pragma unroll
       for (int g = 0; g < V; ++g) {
         const int i = g * team + thread;
-        if (i >= vectors) continue;
         float d[W];
         widened(g, i, d);
 #pragma unroll
         for (int k = 0; k < W; ++k) d[k] -= x0;
-        total.at[0] += tree_sum<W>(d);
+        const float part_sum = tree_sum<W>(d);
+        total.at[0] += i < vectors ? part_sum : 0.0f;
       }
       sum_up(total, 0);
       free_slot_before();
@@ -130,15 +132,15 @@ __global__ void __launch_bounds__(kRingThreads)
 #pragma unroll
     for (int g = 0; g < V; ++g) {
       const int i = g * team + thread;
-      if (i >= vectors) continue;
       float d[W];
       widened(g, i, d);
+      float part_sum = 0;
 #pragma unroll
       for (int k = 0; k < W; ++k) {
         if constexpr (N == Norm::layer) d[k] = (d[k] - x0) - centre;
-        d[k] *= d[k];
+        part_sum += d[k] * d[k];
       }
-      squares.at[0] += tree_sum<W>(d);
+      squares.at[0] += i < vectors ? part_sum : 0.0f;
     }
     sum_up(squares, N == Norm::layer ? 1 : turn);
     if constexpr (N == Norm::rms) free_slot_before();
@@ -183,7 +185,6 @@ __global__ void __launch_bounds__(kRingThreads)
 #pragma unroll
     for (int g = 0; g < V; ++g) {
       const int i = g * team + thread;
-      if (i >= vectors) continue;
       if constexpr (!kHoldParameters) parameters(0, i);
       float d[W];
       widened(g, i, d);
@@ -192,9 +193,9 @@ __global__ void __launch_bounds__(kRingThreads)
         for (int k = 0; k < W; ++k) d[k] = (d[k] - x0) - centre;
       }
       const int at = kHoldParameters ? g : 0;
-      const Vector<P, W> own_bias = kShareBias ? biases[i] : b[N == Norm::layer && !kShareBias ? at : 0];
+      const Vector<P, W> own_bias = kShareBias ? biases[min(i, vectors - 1)] : b[N == Norm::layer && !kShareBias ? at : 0];
       scale<N, P, W, float>(d, rstd, w[at], own_bias, a.offset);
-      output[i] = device::narrow_all<T>(d);
+      if (i < vectors) output[i] = device::narrow_all<T>(d);
     }
     if (++slot == stages) {
       slot = 0;
