@@ -17,11 +17,12 @@ struct Backward {
   using A = accumulate_t<T>;
   using V = typename simd<A>::vec;
   static constexpr int64_t W = simd<A>::size;
-  static constexpr int kStrip = FASTOPS_VECTOR_BYTES == 64 ? 4 : 2;  // vectors of a column strip; both sums in registers
+  static constexpr int kStrip = 4;  // vectors of a column strip: a whole line, and both sums in registers
   static constexpr int kSums = Layer ? 2 : 1;
 
   const NormBackward& a;
   Parameter<A> weight{a.weight, a.parameter, 1, Layer ? A(0) : A(a.weight_offset)};
+  const bool past_caches = a.grad_input && streams<T>(a.grad_input, a.rows, a.n);
 
   // The rows of a block, and what is known of each.
   struct Block {
@@ -65,7 +66,7 @@ struct Backward {
     for (int k = 0; k < kSums; ++k) totals[k] += sums[k].finish(block.rows);
   }
 
-  template <int Vectors, class Part>
+  template <int Vectors, bool Stream, class Part>
   FASTOPS_INLINE void strip(const Block& block, int64_t j, const A* w, A* partial, bool fresh, Part part) const {
     V weight_sum[Vectors] = {}, bias_sum[Vectors] = {};
     for (int64_t r = 0; r < block.rows; ++r) {
@@ -81,7 +82,7 @@ struct Backward {
         if constexpr (Layer) g -= block.mean_g[r];
         g = (g - h * block.mean_gh[r]) * block.rstd[r];
         if (a.grad_sum) g += load(block.grad_sum[r] + i, part);
-        store(block.grad_input[r] + i, part, g);
+        put<Stream>(block.grad_input[r] + i, part, g);
       }
     }
     if (!partial) return;
@@ -117,9 +118,12 @@ struct Backward {
       const bool fresh = row == row_begin;
       for_segments([&](int64_t j, int64_t count, const A* w) {
         int64_t i = 0;
-        for (; i + kStrip * W <= count; i += kStrip * W) strip<kStrip>(block, j + i, w + i, partial, fresh, whole{});
-        for (; i + W <= count; i += W) strip<1>(block, j + i, w + i, partial, fresh, whole{});
-        if (i < count) strip<1>(block, j + i, w + i, partial, fresh, first{count - i});
+        if (past_caches)
+          for (; i + kStrip * W <= count; i += kStrip * W) strip<kStrip, true>(block, j + i, w + i, partial, fresh, whole{});
+        else
+          for (; i + kStrip * W <= count; i += kStrip * W) strip<kStrip, false>(block, j + i, w + i, partial, fresh, whole{});
+        for (; i + W <= count; i += W) strip<1, false>(block, j + i, w + i, partial, fresh, whole{});
+        if (i < count) strip<1, false>(block, j + i, w + i, partial, fresh, first{count - i});
       });
     }
   }
@@ -132,6 +136,7 @@ void backward(const NormBackward& a, int64_t chunk_begin, int64_t chunk_end) {
   for (int64_t chunk = chunk_begin; chunk < chunk_end; ++chunk)
     b.chunk(chunk * a.rows / a.chunks, (chunk + 1) * a.rows / a.chunks,
             a.partial ? static_cast<A*>(a.partial) + chunk * a.sums() * a.n : nullptr);
+  if (b.past_caches) end_of_stream();
 }
 
 }  // namespace

@@ -27,6 +27,7 @@ struct Forward {
   const NormForward& a;
   Parameter<A> weight{a.weight, a.parameter, 1, Layer ? A(0) : A(a.weight_offset)};
   Parameter<A> bias{a.bias, a.parameter, 0, 0};
+  const bool past_caches = streams<T>(a.output, a.rows, a.n);
 
   // Element j of a row and what follows, of the input alone.
   FASTOPS_INLINE const T* input(int64_t row, int64_t j) const {
@@ -77,7 +78,22 @@ struct Forward {
         .values[0];
   }
 
-  FASTOPS_INLINE V result(V x, A rstd, V w, V b) const { return Layer ? x * rstd * w + b : x * rstd * w; }
+  // Columns [j, j + count) of the output, from centred(i, part).
+  template <class F>
+  FASTOPS_INLINE void write(int64_t row, int64_t j, int64_t count, A rstd, const A* w, const A* b, F centred) const {
+    T* y = static_cast<T*>(a.output) + row * a.n + j;
+    auto all = [&](auto put) {
+      for_vectors<V>(count, [&](int64_t i, auto part) {
+        V v = centred(i, part) * rstd * load(w + i, part);
+        if constexpr (Layer) v += load(b + i, part);
+        put(y + i, part, v);
+      });
+    };
+    if (past_caches)
+      all([](T* p, auto part, V v) { put<true>(p, part, v); });
+    else
+      all([](T* p, auto part, V v) { put<false>(p, part, v); });
+  }
 
   FASTOPS_INLINE void save(int64_t row, int64_t rows, V centre, V rstd) const {
     if (Layer && a.centre) store_some(static_cast<A*>(a.centre) + row, rows, centre);
@@ -110,10 +126,7 @@ struct Forward {
       save(row, rows, centre, rstd);
       for (int64_t r = 0; r < rows; ++r) {
         const A* from = x.values + r * padded;
-        T* y = static_cast<T*>(a.output) + (row + r) * n;
-        for_vectors<V>(n, [&](int64_t i, auto part) {
-          store(y + i, part, result(load(from + i), rstds[r], load(w + i, part), Layer ? load(b + i, part) : V{}));
-        });
+        write(row + r, 0, n, rstds[r], w, b, [&](int64_t i, auto) { return load(from + i); });
       }
     }
   }
@@ -154,11 +167,9 @@ struct Forward {
         const A* w = weight.at(j, count, weight_room.values);
         const A* b = Layer ? bias.at(j, count, bias_room.values) : nullptr;
         const T* from = source(row, j);
-        T* y = static_cast<T*>(a.output) + row * n + j;
-        for_vectors<V>(count, [&](int64_t i, auto part) {
-          V v = load(from + i, part);
-          if constexpr (Layer) v = v - origin - centre;
-          store(y + i, part, result(v, rstd, load(w + i, part), Layer ? load(b + i, part) : V{}));
+        write(row, j, count, rstd, w, b, [&](int64_t i, auto part) {
+          const V v = load(from + i, part);
+          return Layer ? v - origin - centre : v;
         });
       }
     }
@@ -169,6 +180,7 @@ template <class T, bool Layer>
 void forward(const NormForward& a, int64_t row_begin, int64_t row_end) {
   const Forward<T, Layer> f{a};
   a.n <= kSegment<accumulate_t<T>> ? f.short_rows(row_begin, row_end) : f.long_rows(row_begin, row_end);
+  if (f.past_caches) end_of_stream();
 }
 
 }  // namespace

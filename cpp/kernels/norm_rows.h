@@ -4,6 +4,10 @@
 #include "kernels/norm.h"
 #include "kernels/simd.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace fastops::FASTOPS_ISA {
 
 // Elements of a segment. By the type alone: neither the other rows nor the threads change a row's result.
@@ -49,6 +53,57 @@ FASTOPS_INLINE vec_t<T> rounded(vec_t<T> v) {
   T lanes[simd<accumulate_t<T>>::size];
   store(lanes, v);
   return load(lanes);
+}
+
+// Outputs of so many bytes in all go past the caches: what they would push out is then worth more than they are, and a
+// line that is not kept need not be read before it is written.
+constexpr int64_t kStreamBytes = 16 << 20;
+
+#if defined(__x86_64__)
+template <class T>
+FASTOPS_INLINE void stream(T* p, vec_t<T> v) {  // p on a multiple of the bytes that are written
+  T lanes[simd<accumulate_t<T>>::size];
+  store(lanes, v);
+  if constexpr (sizeof(lanes) == 8) {
+    _mm_stream_si64(reinterpret_cast<long long*>(p), load_bytes<long long>(lanes));
+  } else if constexpr (sizeof(lanes) == 16) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(p), load_bytes<__m128i>(lanes));
+#if FASTOPS_VECTOR_BYTES >= 32
+  } else if constexpr (sizeof(lanes) == 32) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), load_bytes<__m256i>(lanes));
+#endif
+#if FASTOPS_VECTOR_BYTES >= 64
+  } else {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(p), load_bytes<__m512i>(lanes));
+#endif
+  }
+}
+FASTOPS_INLINE void end_of_stream() { _mm_sfence(); }
+#else
+template <class T>
+FASTOPS_INLINE void stream(T* p, vec_t<T> v) {
+  store(p, v);
+}
+FASTOPS_INLINE void end_of_stream() {}
+#endif
+
+// Whether rows of n elements, dense from `output` on, are to be and can be streamed: in whole lines.
+template <class T>
+FASTOPS_INLINE bool streams(const void* output, int64_t rows, int64_t n) {
+  const int64_t bytes = n * int64_t{sizeof(T)};
+  return rows * bytes >= kStreamBytes && bytes % 64 == 0 && reinterpret_cast<uintptr_t>(output) % 64 == 0;
+}
+
+template <bool Stream, class T>
+FASTOPS_INLINE void put(T* p, whole, vec_t<T> v) {
+  if constexpr (Stream)
+    stream(p, v);
+  else
+    store(p, v);
+}
+template <bool Stream, class T>
+FASTOPS_INLINE void put(T* p, first part, vec_t<T> v) {
+  store(p, part, v);
 }
 
 // f(i, part) for the vectors of n elements.
