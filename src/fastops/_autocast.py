@@ -22,7 +22,7 @@ def lower_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 def single_precision_on_cuda(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """As torch does for layer_norm and square: under CUDA autocast the half types in float32; on CPU nothing."""
+    """As torch does for the norms and square: under CUDA autocast the half types in float32; on CPU nothing."""
     first = _input(tensors[0])
     if not (first.is_cuda and torch.is_autocast_enabled("cuda")):
         return tensors

@@ -13,15 +13,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._autocast import lower_precision, single_precision_on_cuda
+from .ops.add_layer_norm import add_layer_norm_reference
+from .ops.add_rms_norm import add_rms_norm_reference
 from .ops.axpby import axpby_reference
 from .ops.layer_norm import layer_norm_reference
 from .ops.linear import check_activation, linear_epilogue_reference
 from .ops.lltm import lltm_cell_reference
 from .ops.relu import relu_reference as relu
+from .ops.rms_norm import rms_norm_reference
 from .ops.sigmoid import sigmoid_reference as sigmoid
 from .ops.square import square_reference as square
 
-__all__ = ["axpby", "layer_norm", "linear", "lltm", "relu", "sigmoid", "square"]
+__all__ = [
+    "add_layer_norm",
+    "add_rms_norm",
+    "axpby",
+    "layer_norm",
+    "linear",
+    "lltm",
+    "relu",
+    "rms_norm",
+    "sigmoid",
+    "square",
+]
 
 
 def axpby(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
@@ -47,6 +61,46 @@ def layer_norm(
     """:func:`fastops.layer_norm` in plain PyTorch."""
     input, weight, bias = single_precision_on_cuda(input, weight, bias)  # type: ignore[assignment]
     return layer_norm_reference(input, normalized_shape, weight, bias, eps)[0]
+
+
+def rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    weight_offset: float = 0.0,
+) -> Tensor:
+    """:func:`fastops.rms_norm` in plain PyTorch."""
+    input, weight = single_precision_on_cuda(input, weight)  # type: ignore[assignment]
+    return rms_norm_reference(input, normalized_shape, weight, eps, weight_offset)[0]
+
+
+def add_layer_norm(
+    input: Tensor,
+    residual: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor]:
+    """:func:`fastops.add_layer_norm` in plain PyTorch."""
+    input, residual, weight, bias = single_precision_on_cuda(input, residual, weight, bias)  # type: ignore[assignment]
+    return add_layer_norm_reference(input, residual, normalized_shape, weight, bias, eps)[:2]
+
+
+def add_rms_norm(
+    input: Tensor,
+    residual: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    weight_offset: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """:func:`fastops.add_rms_norm` in plain PyTorch."""
+    input, residual, weight = single_precision_on_cuda(input, residual, weight)  # type: ignore[assignment]
+    return add_rms_norm_reference(input, residual, normalized_shape, weight, eps, weight_offset)[:2]
 
 
 def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
