@@ -10,7 +10,11 @@ namespace fastops::FASTOPS_ISA {
 namespace {
 
 // Elements of the rows that go together: their second reading is from the cache.
-constexpr int64_t kBlockElements = 16384;
+#ifndef BE
+#define BE 16384
+#define PF 1
+#endif
+constexpr int64_t kBlockElements = BE;
 
 template <class T, bool Layer>
 struct Backward {
@@ -69,10 +73,15 @@ struct Backward {
   template <int Vectors, bool Stream, class Part>
   FASTOPS_INLINE void strip(const Block& block, int64_t j, const A* w, A* partial, bool fresh, Part part) const {
     V weight_sum[Vectors] = {}, bias_sum[Vectors] = {};
+    const int64_t x_ahead = block.rows * a.input_stride, grad_ahead = block.rows * a.grad_stride;
     for (int64_t r = 0; r < block.rows; ++r) {
 #pragma GCC unroll 4
       for (int k = 0; k < Vectors; ++k) {
         const int64_t i = j + k * W;
+        if (PF) {
+          __builtin_prefetch(block.x[r] + x_ahead + i);
+          __builtin_prefetch(block.grad[r] + grad_ahead + i);
+        }
         const V h = centred(block, r, load(block.x[r] + i, part)) * block.rstd[r];
         V g = load(block.grad[r] + i, part);
         weight_sum[k] += g * h;

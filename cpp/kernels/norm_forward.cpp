@@ -18,6 +18,20 @@ FASTOPS_INLINE V rstd_of(V squares, int64_t n, double eps) {
   return 1 / root;
 }
 
+// The mean and the squared distances from it of ever more segments, in f64.
+struct Moments {
+  double count = 0, mean = 0, squares = 0;
+  void add(double n, double segment_mean, double segment_squares) {
+    const double distance = segment_mean - mean, all = count + n;
+    mean += distance * (n / all);
+    squares += segment_squares + distance * distance * (count * n / all);
+    count = all;
+  }
+};
+
+template <class A>
+constexpr int64_t kBlock = 8192 / sizeof(A);
+
 template <class T, bool Layer>
 struct Forward {
   using A = accumulate_t<T>;
@@ -80,11 +94,13 @@ struct Forward {
 
   // Columns [j, j + count) of the output, from centred(i, part).
   template <class F>
-  FASTOPS_INLINE void write(int64_t row, int64_t j, int64_t count, A rstd, const A* w, const A* b, F centred) const {
+  FASTOPS_INLINE void write(int64_t row, int64_t j, int64_t count, A rstd, const A* w, const A* b, int64_t step, F centred) const {
     T* y = static_cast<T*>(a.output) + row * a.n + j;
+    const T* ahead = input(row + step, j);
     auto all = [&](auto put) {
       for_vectors<V>(count, [&](int64_t i, auto part) {
         V v = centred(i, part) * rstd * load(w + i, part);
+        __builtin_prefetch(ahead + i);
         if constexpr (Layer) v += load(b + i, part);
         put(y + i, part, v);
       });
@@ -100,77 +116,58 @@ struct Forward {
     if (a.rstd) store_some(static_cast<A*>(a.rstd) + row, rows, rstd);
   }
 
-  // Rows of one segment or less, as many at once as fit into one.
-  void short_rows(int64_t row_begin, int64_t row_end) const {
+  // As many rows at once as fit into one segment, or one row in several.
+  void rows(int64_t row_begin, int64_t row_end) const {
     Room<A> x, weight_room, bias_room;
     const int64_t n = a.n, padded = (n + W - 1) / W * W;
-    const int64_t fitting = kSegment<A> / padded, step = fitting < W ? fitting : W;
-    const A* w = weight.at(0, n, weight_room.values);
-    const A* b = Layer ? bias.at(0, n, bias_room.values) : nullptr;
-    alignas(64) A centres[W], rstds[W];
+    const bool whole_rows = n <= kSegment<A>;
+    const int64_t fitting = kBlock<A> / padded, step = fitting < 1 ? 1 : fitting < W ? fitting : W;
+    const A* w = whole_rows ? weight.at(0, n, weight_room.values) : nullptr;
+    const A* b = whole_rows && Layer ? bias.at(0, n, bias_room.values) : nullptr;
+    alignas(64) A origins[W], centres[W], rstds[W];
     row_sums<V> sums;
     for (int64_t row = row_begin; row < row_end; row += step) {
       const int64_t rows = row_end - row < step ? row_end - row : step;
-      for (int64_t r = 0; r < rows; ++r)
-        sums.of_row[r] = read(row + r, 0, n, Layer ? first_of(row + r) : A(0), x.values + r * padded);
-      V total = sums.finish(rows), centre = {};
-      if constexpr (Layer) {
-        centre = total / like(V{}, n);
-        store(centres, centre);
+      for (int64_t r = 0; Layer && r < rows; ++r) origins[r] = first_of(row + r);
+      Moments moments;
+      V squares = {}, centre = {};
+      for (int64_t j = 0; j < n; j += kSegment<A>) {
+        const int64_t count = n - j < kSegment<A> ? n - j : kSegment<A>;
         for (int64_t r = 0; r < rows; ++r)
-          sums.of_row[r] = centre_and_square(n, centres[r], x.values + r * padded);
-        total = sums.finish(rows);
+          sums.of_row[r] = read(row + r, j, count, Layer ? origins[r] : A(0), x.values + r * padded);
+        squares = sums.finish(rows);
+        if constexpr (Layer) {
+          centre = squares / like(V{}, count);
+          store(centres, centre);
+          for (int64_t r = 0; r < rows; ++r)
+            sums.of_row[r] = centre_and_square(count, centres[r], x.values + r * padded);
+          squares = sums.finish(rows);
+        }
+        if (!whole_rows) moments.add(count, centre[0], squares[0]);
       }
-      const V rstd = rstd_of(total, n, a.eps);
+      if (!whole_rows) {
+        squares = like(V{}, moments.squares);
+        centre = like(V{}, moments.mean);
+        store(centres, centre);
+      }
+      const V rstd = rstd_of(squares, n, a.eps);
       store(rstds, rstd);
       save(row, rows, centre, rstd);
-      for (int64_t r = 0; r < rows; ++r) {
-        const A* from = x.values + r * padded;
-        write(row + r, 0, n, rstds[r], w, b, [&](int64_t i, auto) { return load(from + i); });
-      }
-    }
-  }
-
-  // The mean and the squared distances from it of ever more segments, in f64.
-  struct Moments {
-    double count = 0, mean = 0, squares = 0;
-    void add(double n, double segment_mean, double segment_squares) {
-      const double distance = segment_mean - mean, all = count + n;
-      mean += distance * (n / all);
-      squares += segment_squares + distance * distance * (count * n / all);
-      count = all;
-    }
-  };
-
-  void long_rows(int64_t row_begin, int64_t row_end) const {
-    Room<A> x, weight_room, bias_room;
-    const int64_t n = a.n;
-    for (int64_t row = row_begin; row < row_end; ++row) {
-      const A origin = Layer ? first_of(row) : A(0);
-      Moments moments;
-      for (int64_t j = 0; j < n; j += kSegment<A>) {
-        const int64_t count = n - j < kSegment<A> ? n - j : kSegment<A>;
-        const A total = sum_lanes(read(row, j, count, origin, x.values));
-        if constexpr (Layer) {
-          const A mean = total / count;
-          moments.add(count, mean, sum_lanes(centre_and_square(count, mean, x.values)));
-        } else {
-          moments.squares += total;
+      if (whole_rows) {
+        for (int64_t r = 0; r < rows; ++r) {
+          const A* from = x.values + r * padded;
+          write(row + r, 0, n, rstds[r], w, b, step, [&](int64_t i, auto) { return load(from + i); });
         }
+        continue;
       }
-      const A centre = moments.mean;
-      const V rstds = rstd_of(like(V{}, moments.squares), n, a.eps);
-      const A rstd = rstds[0];
-      save(row, 1, V{} + centre, rstds);
       for (int64_t j = 0; j < n; j += kSegment<A>) {
         const int64_t count = n - j < kSegment<A> ? n - j : kSegment<A>;
-        const A* w = weight.at(j, count, weight_room.values);
-        const A* b = Layer ? bias.at(j, count, bias_room.values) : nullptr;
         const T* from = source(row, j);
-        write(row, j, count, rstd, w, b, [&](int64_t i, auto part) {
-          const V v = load(from + i, part);
-          return Layer ? v - origin - centre : v;
-        });
+        write(row, j, count, rstds[0], weight.at(j, count, weight_room.values),
+              Layer ? bias.at(j, count, bias_room.values) : nullptr, step, [&](int64_t i, auto part) {
+                const V v = load(from + i, part);
+                return Layer ? v - origins[0] - centres[0] : v;
+              });
       }
     }
   }
@@ -179,7 +176,7 @@ struct Forward {
 template <class T, bool Layer>
 void forward(const NormForward& a, int64_t row_begin, int64_t row_end) {
   const Forward<T, Layer> f{a};
-  a.n <= kSegment<accumulate_t<T>> ? f.short_rows(row_begin, row_end) : f.long_rows(row_begin, row_end);
+  f.rows(row_begin, row_end);
   if (f.past_caches) end_of_stream();
 }
 

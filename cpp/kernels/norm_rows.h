@@ -124,7 +124,7 @@ struct lane_sums {
 template <class V, int Sums, class F>
 FASTOPS_INLINE lane_sums<V, Sums> sum_vectors(int64_t n, F f) {
   constexpr int64_t W = sizeof(V) / sizeof(V{}[0]);
-  constexpr int kChains = 4;  // they hide the latency of an addition
+  constexpr int kChains = Sums == 1 ? 4 : 2;  // with the sums, enough to hide the latency of an addition
   lane_sums<V, Sums> total = {};
   V terms[Sums];
   int64_t i = 0;
@@ -138,7 +138,11 @@ FASTOPS_INLINE lane_sums<V, Sums> sum_vectors(int64_t n, F f) {
         for (int k = 0; k < Sums; ++k) chains[c][k] += terms[k];
       }
     }
-    for (int k = 0; k < Sums; ++k) total.values[k] += (chains[0][k] + chains[1][k]) + (chains[2][k] + chains[3][k]);
+    for (int k = 0; k < Sums; ++k) {
+      V all = chains[0][k] + chains[1][k];
+      if constexpr (kChains == 4) all += chains[2][k] + chains[3][k];
+      total.values[k] += all;
+    }
   }
   for (; i + W <= n; i += W) {
     f(i, whole{}, terms);
@@ -163,7 +167,7 @@ struct row_sums {
   }
 };
 
-// weight + offset or bias, as numbers of the type that the kernel computes in.
+// weight + offset or bias, as numbers of the type that the kernel computes in; `missing` where there is none.
 template <class A>
 struct Parameter {
   const void* data;
@@ -174,7 +178,7 @@ struct Parameter {
   const A* at(int64_t begin, int64_t count, A* room) const {
     using V = typename simd<A>::vec;
     if (!data) {
-      const V value = V{} + (missing + offset);
+      const V value = V{} + missing;
       for_vectors<V>(count, [&](int64_t i, auto) { store(room + i, value); });
       return room;
     }
