@@ -12,9 +12,6 @@ namespace fastops {
 
 enum class Norm { layer, rms };
 
-// A CPU row longer than this, in the type that is computed in, is summed in segments of this size.
-constexpr int64_t kNormSegmentBytes = 16384;
-
 struct NormForward {
   Norm norm;
   DType dtype;      // input, residual, sum, output

@@ -10,11 +10,7 @@ namespace fastops::FASTOPS_ISA {
 namespace {
 
 // Elements of the rows that go together: their second reading is from the cache.
-#ifndef BE
-#define BE 16384
-#define PF 1
-#endif
-constexpr int64_t kBlockElements = BE;
+constexpr int64_t kBlockElements = 8192;
 
 template <class T, bool Layer>
 struct Backward {
@@ -72,26 +68,37 @@ struct Backward {
 
   template <int Vectors, bool Stream, class Part>
   FASTOPS_INLINE void strip(const Block& block, int64_t j, const A* w, A* partial, bool fresh, Part part) const {
-    V weight_sum[Vectors] = {}, bias_sum[Vectors] = {};
+    V weight_sum[Vectors] = {}, bias_sum[Vectors] = {}, weights[Vectors];
+    for (int k = 0; k < Vectors; ++k) weights[k] = load(w + k * W, part);
     const int64_t x_ahead = block.rows * a.input_stride, grad_ahead = block.rows * a.grad_stride;
     for (int64_t r = 0; r < block.rows; ++r) {
+      // What the stores below could overwrite, for all that the compiler knows, is read before them.
+      const T *x = block.x[r] + j, *grad = block.grad[r] + j, *grad_sum = block.grad_sum[r];
+      T* grad_input = block.grad_input[r];
+      const V origin = V{} + block.origin[r], centre = V{} + block.centre[r], rstd = V{} + block.rstd[r];
+      const V mean_g = V{} + block.mean_g[r], mean_gh = V{} + block.mean_gh[r];
+      V g[Vectors], h[Vectors];
 #pragma GCC unroll 4
       for (int k = 0; k < Vectors; ++k) {
-        const int64_t i = j + k * W;
-        if (PF) {
-          __builtin_prefetch(block.x[r] + x_ahead + i);
-          __builtin_prefetch(block.grad[r] + grad_ahead + i);
+        if (k * W * sizeof(T) % 64 == 0) {
+          __builtin_prefetch(x + x_ahead + k * W);
+          __builtin_prefetch(grad + grad_ahead + k * W);
         }
-        const V h = centred(block, r, load(block.x[r] + i, part)) * block.rstd[r];
-        V g = load(block.grad[r] + i, part);
-        weight_sum[k] += g * h;
-        if constexpr (Layer) bias_sum[k] += g;
-        if (!a.grad_input) continue;
-        g = product(g, load(w + k * W, part));
-        if constexpr (Layer) g -= block.mean_g[r];
-        g = (g - h * block.mean_gh[r]) * block.rstd[r];
-        if (a.grad_sum) g += load(block.grad_sum[r] + i, part);
-        put<Stream>(block.grad_input[r] + i, part, g);
+        h[k] = load(x + k * W, part);
+        if constexpr (Layer) h[k] = h[k] - origin - centre;
+        h[k] *= rstd;
+        g[k] = load(grad + k * W, part);
+        weight_sum[k] += g[k] * h[k];
+        if constexpr (Layer) bias_sum[k] += g[k];
+      }
+      if (!grad_input) continue;
+#pragma GCC unroll 4
+      for (int k = 0; k < Vectors; ++k) {
+        V v = product(g[k], weights[k]);
+        if constexpr (Layer) v -= mean_g;
+        v = (v - h[k] * mean_gh) * rstd;
+        if (grad_sum) v += load(grad_sum + j + k * W, part);
+        put<Stream>(grad_input + j + k * W, part, v);
       }
     }
     if (!partial) return;

@@ -29,6 +29,7 @@ struct Moments {
   }
 };
 
+// Elements of the rows that go together: enough to hide a sum's latency, few enough that reading and writing alternate.
 template <class A>
 constexpr int64_t kBlock = 8192 / sizeof(A);
 
