@@ -135,9 +135,11 @@ struct Backward {
       for_segments([&](int64_t j, int64_t count, const A* w) {
         int64_t i = 0;
         if (past_caches)
-          for (; i + kStrip * W <= count; i += kStrip * W) strip<kStrip, true>(block, j + i, w + i, partial, fresh, whole{});
+          for (; i + kStrip * W <= count; i += kStrip * W)
+            strip<kStrip, true>(block, j + i, w + i, partial, fresh, whole{});
         else
-          for (; i + kStrip * W <= count; i += kStrip * W) strip<kStrip, false>(block, j + i, w + i, partial, fresh, whole{});
+          for (; i + kStrip * W <= count; i += kStrip * W)
+            strip<kStrip, false>(block, j + i, w + i, partial, fresh, whole{});
         for (; i + W <= count; i += W) strip<1, false>(block, j + i, w + i, partial, fresh, whole{});
         if (i < count) strip<1, false>(block, j + i, w + i, partial, fresh, first{count - i});
       });
@@ -160,7 +162,8 @@ void backward(const NormBackward& a, int64_t chunk_begin, int64_t chunk_end) {
 void norm_backward(const NormBackward& a, int64_t chunk_begin, int64_t chunk_end) {
   dispatch(a.dtype, [&](auto t) {
     using T = typename decltype(t)::type;
-    a.norm == Norm::layer ? backward<T, true>(a, chunk_begin, chunk_end) : backward<T, false>(a, chunk_begin, chunk_end);
+    a.norm == Norm::layer ? backward<T, true>(a, chunk_begin, chunk_end)
+                          : backward<T, false>(a, chunk_begin, chunk_end);
   });
 }
 

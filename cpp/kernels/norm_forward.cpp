@@ -75,27 +75,30 @@ struct Forward {
           .values[0];
     const T* other = residual(row, j);
     T* sum = static_cast<T*>(a.sum) + row * a.n + j;
-    return sum_vectors<V, 1>(count, [&](int64_t i, auto part, V* s) {
-             const V v = load(from + i, part) + load(other + i, part);
-             store(sum + i, part, v);
-             term(i, part, rounded<T>(v), s);
-           })
+    return sum_vectors<V, 1>(count,
+                             [&](int64_t i, auto part, V* s) {
+                               const V v = load(from + i, part) + load(other + i, part);
+                               store(sum + i, part, v);
+                               term(i, part, rounded<T>(v), s);
+                             })
         .values[0];
   }
 
   // x less its centre, in place, and the sum of the squares.
   FASTOPS_INLINE V centre_and_square(int64_t count, A centre, A* x) const {
-    return sum_vectors<V, 1>(count, [&](int64_t i, auto part, V* s) {
-             const V v = keep(load(x + i) - centre, part);
-             store(x + i, v);
-             s[0] = v * v;
-           })
+    return sum_vectors<V, 1>(count,
+                             [&](int64_t i, auto part, V* s) {
+                               const V v = keep(load(x + i) - centre, part);
+                               store(x + i, v);
+                               s[0] = v * v;
+                             })
         .values[0];
   }
 
   // Columns [j, j + count) of the output, from centred(i, part).
   template <class F>
-  FASTOPS_INLINE void write(int64_t row, int64_t j, int64_t count, A rstd, const A* w, const A* b, int64_t step, F centred) const {
+  FASTOPS_INLINE void write(int64_t row, int64_t j, int64_t count, A rstd, const A* w, const A* b, int64_t step,
+                            F centred) const {
     T* y = static_cast<T*>(a.output) + row * a.n + j;
     const T* ahead = input(row + step, j);
     auto all = [&](auto put) {

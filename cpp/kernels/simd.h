@@ -141,9 +141,7 @@ FASTOPS_INLINE simd<float>::half_bits narrow_bits(simd<float>::bits w) {
 FASTOPS_INLINE vf32 load(const float* p) { return load_bytes<vf32>(p); }
 FASTOPS_INLINE vf64 load(const double* p) { return load_bytes<vf64>(p); }
 FASTOPS_INLINE vf32 load(const f16* p) { return widen(load_bytes<simd<float>::half_bits>(p)); }
-FASTOPS_INLINE vf32 load(const bf16* p) {
-  return (vf32)(widen_bits(load_bytes<simd<float>::half_bits>(p)) << 16);
-}
+FASTOPS_INLINE vf32 load(const bf16* p) { return (vf32)(widen_bits(load_bytes<simd<float>::half_bits>(p)) << 16); }
 
 FASTOPS_INLINE void store(float* p, vf32 v) { store_bytes(p, v); }
 FASTOPS_INLINE void store(double* p, vf64 v) { store_bytes(p, v); }
