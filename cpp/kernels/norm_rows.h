@@ -175,7 +175,7 @@ struct Parameter {
   A missing, offset;
 
   // Elements [begin, begin + count): where they lie, or in `room`.
-  const A* at(int64_t begin, int64_t count, A* room) const {
+  __attribute__((noinline)) const A* at(int64_t begin, int64_t count, A* room) const {
     using V = typename simd<A>::vec;
     if (!data) {
       const V value = V{} + missing;
