@@ -190,8 +190,9 @@ def norm_operator(
     *,
     residual: bool,
     parameters: int,
+    numbers: int,
 ) -> Operator:
-    """The operator of a norm with this many affine parameters, with or without a residual.
+    """The operator of a norm with this many affine parameters and numbers, with or without a residual.
 
     Its raw op returns the output, with a residual the sum, then the statistics; the raw backward takes the incoming
     gradients of those outputs, what was normalised, ``normalized_shape``, the statistics, the parameters, the numbers
@@ -199,38 +200,32 @@ def norm_operator(
     """
     lead = outputs = 2 if residual else 1
     end = lead + 1 + parameters  # where the numbers begin
+    no_parameters, no_numbers = (None,) * parameters, (None,) * numbers
     derivative = Operator(f"{name}_backward", backward_reference, fake_backward, outputs=1 + parameters)
-
-    def needed(ctx: Any) -> tuple[bool, ...]:
-        return any(ctx.needs_input_grad[:lead]), *ctx.needs_input_grad[lead + 1 : end]
 
     def save(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
         ctx.normalized_shape, ctx.numbers = inputs[lead], inputs[end:]
         if residual and not torch.compiler.is_dynamo_compiling():  # Dynamo does not know it, and has zeros come in
             ctx.set_materialize_grads(False)
-        need_input, need_weight, *need_bias = needed(ctx)
-        if need_input or need_weight:
-            x = results[1] if residual else inputs[0]
-            ctx.save_for_backward(x, *inputs[lead + 1 : end], *results[outputs:])
-        elif any(need_bias):
+        if True in ctx.needs_input_grad[: lead + 2]:  # a tensor of rows or the weight
+            ctx.save_for_backward(results[1] if residual else inputs[0], *results[outputs:], *inputs[lead + 1 : end])
+        elif True in ctx.needs_input_grad:
             ctx.bias_dtype = inputs[end - 1].dtype
 
     def backward(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None = None) -> Any:
-        needs = needed(ctx)
+        needs = ctx.needs_input_grad
+        need_rows, need_parameters = True in needs[:lead], needs[lead + 1 : end]
         if grad is None:  # the sum alone was used
-            of_rows: Any = grad_sum
-            of_parameters: list[Any] = [None] * parameters
-        elif not (needs[0] or needs[1]):  # the bias alone needs nothing of the forward
-            of_bias = _sum_of_rows(wide(grad), ctx.normalized_shape).to(ctx.bias_dtype)
-            of_rows, of_parameters = None, [None, of_bias]
+            found: Any = (grad_sum, *no_parameters)
+        elif not (need_rows or need_parameters[0]):  # the bias alone needs nothing of the forward
+            found = None, None, _sum_of_rows(wide(grad), ctx.normalized_shape).to(ctx.bias_dtype)
         else:
+            grads = (grad, grad_sum if need_rows else None) if residual else (grad,)
             x, *saved = ctx.saved_tensors
-            affine, statistics = saved[:parameters], saved[parameters:]
-            grads = (grad, grad_sum) if residual else (grad,)
-            found = derivative(*grads, x, ctx.normalized_shape, *statistics, *affine, *ctx.numbers, *needs)
-            of_rows, *of_parameters = (g if need else None for g, need in zip(found, needs, strict=True))
-        rows = (of_rows if need else None for need in ctx.needs_input_grad[:lead])
-        return *rows, None, *of_parameters, *(None for _ in ctx.numbers)
+            found = derivative(*grads, x, ctx.normalized_shape, *saved, *ctx.numbers, need_rows, *need_parameters)
+        rows = found[:1] * lead  # input and residual have one gradient
+        given = (*rows, None, *found[1:], *no_numbers)
+        return tuple([g if need else None for g, need in zip(given, needs, strict=True)])
 
     def batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         if any(isinstance(d, int) for d in in_dims[lead:]):  # normalized_shape has a tuple there

@@ -82,6 +82,7 @@ _op = norm_operator(
     _fake_backward,
     residual=True,
     parameters=2,
+    numbers=1,
 )
 
 

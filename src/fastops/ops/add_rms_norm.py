@@ -78,6 +78,7 @@ _op = norm_operator(
     _fake_backward,
     residual=True,
     parameters=1,
+    numbers=2,
 )
 
 

@@ -71,6 +71,7 @@ _op = norm_operator(
     _fake_backward,
     residual=False,
     parameters=2,
+    numbers=1,
 )
 
 

@@ -65,7 +65,14 @@ def _fake_backward(
 
 
 _op = norm_operator(
-    "rms_norm", rms_norm_reference, _fake, rms_norm_backward_reference, _fake_backward, residual=False, parameters=1
+    "rms_norm",
+    rms_norm_reference,
+    _fake,
+    rms_norm_backward_reference,
+    _fake_backward,
+    residual=False,
+    parameters=1,
+    numbers=2,
 )
 
 
