@@ -327,6 +327,29 @@ def test_changing_the_sum_in_place_is_noticed(added: Any, norm: Any, parameters:
         out.sum().backward()
 
 
+@every_added
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n", [1024, 65536])
+def test_large_outputs_have_the_bits_of_small_ones(
+    added: Any, norm: Any, parameters: int, dtype: torch.dtype, n: int, device: torch.device
+) -> None:
+    """From 16 MiB on, CPU kernels write past the caches; rows of 65536 are summed in segments."""
+    rows = 2**24 // (n * dtype.itemsize) + 5
+    generator = torch.Generator().manual_seed(0)
+    x, r, g = (torch.randn(rows, n, generator=generator).to(device, dtype) for _ in range(3))
+    affine = [torch.randn(n, generator=generator).to(device, dtype) for _ in range(parameters)]
+
+    def results(at: slice) -> list[Tensor]:
+        leaf = x[at].clone().requires_grad_()
+        out, total = added(leaf, r[at], (n,), *affine)
+        return [out, total, *torch.autograd.grad((out, total), leaf, (g[at], r[at]))]
+
+    everything = results(slice(None))
+    for at in (slice(0, 1), slice(1, 4), slice(rows - 3, rows)):
+        for large, small in zip(everything, results(at), strict=True):
+            assert same_bits(large[at], small)
+
+
 def test_complex_rows_are_torchs(device: torch.device) -> None:
     x, w = (torch.randn(s, dtype=torch.complex128, device=device, requires_grad=True) for s in ((3, 5), (5,)))
     ours, theirs = fastops.rms_norm(x, (5,), w), F.rms_norm(x, (5,), w)

@@ -1,65 +1,187 @@
-// y = h·(weight + weight_offset) + bias over rows of n, with
+// layer: y = (x - mean)·rstd·weight + bias,   rms: y = x·rstd·(weight + weight_offset)
 //
-//   layer: h = (x - mean)·rstd,   rstd = 1 / sqrt(mean of (x - mean)² + eps)
-//   rms:   h = x·rstd,            rstd = 1 / sqrt(mean of x² + eps)
-//
-// x - mean is computed as (x - x0) - centre, x0 being the row's first element and centre = mean(x - x0): where |mean| is
-// far above the spread, f32 holds the mean itself with too few digits, but neighbours subtract exactly.
-#include "kernels/norm.h"
-
-#include "kernels/rows.h"
+// The rows are centred in two steps, first by their first element, which is exact where it matters: far from 0. The
+// spread is then that of centred values, with nothing to cancel.
+#include "kernels/norm_rows.h"
 
 namespace fastops::FASTOPS_ISA {
 namespace {
 
-template <class T, class P>
-void forward_row(const NormForward& a, int64_t row) {
+// What is left of a sum of squares that is not below 0, and 1 / sqrt(mean + eps) of it.
+template <class V>
+FASTOPS_INLINE V rstd_of(V squares, int64_t n, double eps) {
+  const V spread = squares / like(V{}, n) + like(V{}, eps);
+  V root;
+  constexpr int lanes = sizeof(V) / sizeof(V{}[0]);
+  for (int k = 0; k < lanes; ++k)
+    root[k] = sizeof(V{}[0]) == 8 ? __builtin_sqrt(spread[k]) : __builtin_sqrtf(spread[k]);
+  return 1 / root;
+}
+
+// The mean and the squared distances from it of ever more segments, in f64.
+struct Moments {
+  double count = 0, mean = 0, squares = 0;
+  void add(double n, double segment_mean, double segment_squares) {
+    const double distance = segment_mean - mean, all = count + n;
+    mean += distance * (n / all);
+    squares += segment_squares + distance * distance * (count * n / all);
+    count = all;
+  }
+};
+
+// Elements of the rows that go together: enough to hide a sum's latency, few enough that reading and writing alternate.
+template <class A>
+constexpr int64_t kBlock = 8192 / sizeof(A);
+
+template <class T, bool Layer>
+struct Forward {
   using A = accumulate_t<T>;
-  constexpr int W = simd<A>::size;
-  const int64_t n = a.n;
-  const bool layer = a.norm == Norm::layer;
-  const T* x = static_cast<const T*>(a.input) + row * a.input_stride;
-  const P* weight = static_cast<const P*>(a.weight);
-  const P* bias = static_cast<const P*>(a.bias);
-  T* y = static_cast<T*>(a.output) + row * n;
+  using V = typename simd<A>::vec;
+  static constexpr int64_t W = simd<A>::size;
 
-  if (a.residual) {
-    const T* residual = static_cast<const T*>(a.residual) + row * a.residual_stride;
-    T* sum = static_cast<T*>(a.sum) + row * n;
-    for (int64_t i = 0; i < n; i += W) {
-      const int64_t count = n - i < W ? n - i : W;
-      store_some(sum + i, count, load_some(x + i, count) + load_some(residual + i, count));
+  const NormForward& a;
+  Parameter<A> weight{a.weight, a.parameter, 1, Layer ? A(0) : A(a.weight_offset)};
+  Parameter<A> bias{a.bias, a.parameter, 0, 0};
+  const bool past_caches = streams<T>(a.output, a.rows, a.n);
+
+  // Element j of a row and what follows, of the input alone.
+  FASTOPS_INLINE const T* input(int64_t row, int64_t j) const {
+    return static_cast<const T*>(a.input) + row * a.input_stride + j;
+  }
+  FASTOPS_INLINE const T* residual(int64_t row, int64_t j) const {
+    return static_cast<const T*>(a.residual) + row * a.residual_stride + j;
+  }
+  // What is normalised, once the sum is there.
+  FASTOPS_INLINE const T* source(int64_t row, int64_t j) const {
+    return a.residual ? static_cast<const T*>(a.sum) + row * a.n + j : input(row, j);
+  }
+
+  FASTOPS_INLINE A first_of(int64_t row) const {
+    const V x = load_first(input(row, 0), 1);
+    return (a.residual ? rounded<T>(x + load_first(residual(row, 0), 1)) : x)[0];
+  }
+
+  // Elements [j, j + count) of a row into `x`: as they are, or less the row's first element. Their sum, or that of the
+  // squares of an rms norm.
+  FASTOPS_INLINE V read(int64_t row, int64_t j, int64_t count, A origin, A* x) const {
+    auto term = [&](int64_t i, auto part, V v, V* s) {
+      if constexpr (Layer) v = keep(v - origin, part);
+      store(x + i, v);
+      s[0] = Layer ? v : v * v;
+    };
+    const T* from = input(row, j);
+    if (!a.residual)
+      return sum_vectors<V, 1>(count, [&](int64_t i, auto part, V* s) { term(i, part, load(from + i, part), s); })
+          .values[0];
+    const T* other = residual(row, j);
+    T* sum = static_cast<T*>(a.sum) + row * a.n + j;
+    return sum_vectors<V, 1>(count,
+                             [&](int64_t i, auto part, V* s) {
+                               const V v = load(from + i, part) + load(other + i, part);
+                               store(sum + i, part, v);
+                               term(i, part, rounded<T>(v), s);
+                             })
+        .values[0];
+  }
+
+  // x less its centre, in place, and the sum of the squares.
+  FASTOPS_INLINE V centre_and_square(int64_t count, A centre, A* x) const {
+    return sum_vectors<V, 1>(count,
+                             [&](int64_t i, auto part, V* s) {
+                               const V v = keep(load(x + i) - centre, part);
+                               store(x + i, v);
+                               s[0] = v * v;
+                             })
+        .values[0];
+  }
+
+  // Columns [j, j + count) of the output, from centred(i, part).
+  template <class F>
+  FASTOPS_INLINE void write(int64_t row, int64_t j, int64_t count, A rstd, const A* w, const A* b, int64_t step,
+                            F centred) const {
+    T* y = static_cast<T*>(a.output) + row * a.n + j;
+    const T* ahead = input(row + step, j);
+    auto all = [&](auto put) {
+      for_vectors<V>(count, [&](int64_t i, auto part) {
+        V v = centred(i, part) * rstd * load(w + i, part);
+        __builtin_prefetch(ahead + i);
+        if constexpr (Layer) v += load(b + i, part);
+        put(y + i, part, v);
+      });
+    };
+    if (past_caches)
+      all([](T* p, auto part, V v) { put<true>(p, part, v); });
+    else
+      all([](T* p, auto part, V v) { put<false>(p, part, v); });
+  }
+
+  FASTOPS_INLINE void save(int64_t row, int64_t rows, V centre, V rstd) const {
+    if (Layer && a.centre) store_some(static_cast<A*>(a.centre) + row, rows, centre);
+    if (a.rstd) store_some(static_cast<A*>(a.rstd) + row, rows, rstd);
+  }
+
+  // As many rows at once as fit into one segment, or one row in several.
+  void rows(int64_t row_begin, int64_t row_end) const {
+    Room<A> x, weight_room, bias_room;
+    const int64_t n = a.n, padded = (n + W - 1) / W * W;
+    const bool whole_rows = n <= kSegment<A>;
+    const int64_t fitting = kBlock<A> / padded, step = fitting < 1 ? 1 : fitting < W ? fitting : W;
+    const A* w = whole_rows ? weight.at(0, n, weight_room.values) : nullptr;
+    const A* b = whole_rows && Layer ? bias.at(0, n, bias_room.values) : nullptr;
+    alignas(64) A origins[W], centres[W], rstds[W];
+    row_sums<V> sums;
+    for (int64_t row = row_begin; row < row_end; row += step) {
+      const int64_t rows = row_end - row < step ? row_end - row : step;
+      for (int64_t r = 0; Layer && r < rows; ++r) origins[r] = first_of(row + r);
+      Moments moments;
+      V squares = {}, centre = {};
+      for (int64_t j = 0; j < n; j += kSegment<A>) {
+        const int64_t count = n - j < kSegment<A> ? n - j : kSegment<A>;
+        for (int64_t r = 0; r < rows; ++r)
+          sums.of_row[r] = read(row + r, j, count, Layer ? origins[r] : A(0), x.values + r * padded);
+        squares = sums.finish(rows);
+        if constexpr (Layer) {
+          centre = squares / like(V{}, count);
+          store(centres, centre);
+          for (int64_t r = 0; r < rows; ++r)
+            sums.of_row[r] = centre_and_square(count, centres[r], x.values + r * padded);
+          squares = sums.finish(rows);
+        }
+        if (!whole_rows) moments.add(count, centre[0], squares[0]);
+      }
+      if (!whole_rows) {
+        squares = like(V{}, moments.squares);
+        centre = like(V{}, moments.mean);
+        store(centres, centre);
+      }
+      const V rstd = rstd_of(squares, n, a.eps);
+      store(rstds, rstd);
+      save(row, rows, centre, rstd);
+      if (whole_rows) {
+        for (int64_t r = 0; r < rows; ++r) {
+          const A* from = x.values + r * padded;
+          write(row + r, 0, n, rstds[r], w, b, step, [&](int64_t i, auto) { return load(from + i); });
+        }
+        continue;
+      }
+      for (int64_t j = 0; j < n; j += kSegment<A>) {
+        const int64_t count = n - j < kSegment<A> ? n - j : kSegment<A>;
+        const T* from = source(row, j);
+        write(row, j, count, rstds[0], weight.at(j, count, weight_room.values),
+              Layer ? bias.at(j, count, bias_room.values) : nullptr, step, [&](int64_t i, auto part) {
+                const V v = load(from + i, part);
+                return Layer ? v - origins[0] - centres[0] : v;
+              });
+      }
     }
-    x = sum;
   }
+};
 
-  const A first = layer ? first_of(x) : A(0);
-  A centre = 0;
-  if (layer) {
-    auto s = sum_row<T, 1>(
-        n, [&](int64_t i, int64_t count, auto* s) { s[0] = keep_first(load_some(x + i, count) - first, count); });
-    centre = s.values[0] / n;
-  }
-  auto squares = sum_row<T, 1>(n, [&](int64_t i, int64_t count, auto* s) {
-    auto h = load_some(x + i, count);
-    if (layer) h = keep_first(h - first - centre, count);
-    s[0] = h * h;
-  });
-  const A spread = squares.values[0] / n + A(a.eps);
-  const A rstd = 1 / (sizeof(A) == 8 ? A(__builtin_sqrt(spread)) : A(__builtin_sqrtf(spread)));
-  if (a.centre) static_cast<A*>(a.centre)[row] = centre;
-  if (a.rstd) static_cast<A*>(a.rstd)[row] = rstd;
-
-  const A offset = a.weight_offset;
-  for (int64_t i = 0; i < n; i += W) {
-    const int64_t count = n - i < W ? n - i : W;
-    auto v = load_some(x + i, count);
-    if (layer) v = v - first - centre;
-    v *= rstd;
-    if (weight) v *= load_some(weight + i, count) + offset;
-    if (bias) v += load_some(bias + i, count);
-    store_some(y + i, count, v);
-  }
+template <class T, bool Layer>
+void forward(const NormForward& a, int64_t row_begin, int64_t row_end) {
+  const Forward<T, Layer> f{a};
+  f.rows(row_begin, row_end);
+  if (f.past_caches) end_of_stream();
 }
 
 }  // namespace
@@ -67,9 +189,7 @@ void forward_row(const NormForward& a, int64_t row) {
 void norm_forward(const NormForward& a, int64_t row_begin, int64_t row_end) {
   dispatch(a.dtype, [&](auto t) {
     using T = typename decltype(t)::type;
-    dispatch_parameter<T>(a.parameter, [&](auto p) {
-      for (int64_t row = row_begin; row < row_end; ++row) forward_row<T, typename decltype(p)::type>(a, row);
-    });
+    a.norm == Norm::layer ? forward<T, true>(a, row_begin, row_end) : forward<T, false>(a, row_begin, row_end);
   });
 }
 
