@@ -1,5 +1,6 @@
 #pragma once
-// Elementary functions for float and double, at CUDA's full accuracy (no fast-math forms).
+// Elementary functions for float and double, at CUDA's full accuracy, and shorter forms for results of a half type.
+#include "types.cuh"
 
 namespace fastops {
 namespace device {
@@ -21,6 +22,24 @@ template <class A>
 __device__ inline A sigmoid(A x) {
   A e = exp(-fabs(x));
   return (x < 0 ? e : A(1)) / (1 + e);
+}
+
+// To 2^-16 of it, denormals included, by the special function unit: the full form takes longer than the memory does to
+// bring a half type.
+__device__ inline float sigmoid_short(float x) {
+  float e, r;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(e) : "f"(fabsf(x) * -1.4426950408889634f));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1 + e));
+  return (x < 0 ? e : 1.0f) * r;
+}
+
+// For a result that is rounded to T.
+template <class T>
+__device__ inline accumulate_t<T> sigmoid_to(accumulate_t<T> x) {
+  if constexpr (sizeof(T) == 2)
+    return sigmoid_short(x);
+  else
+    return sigmoid(x);
 }
 
 template <class A>
