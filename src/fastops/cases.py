@@ -111,6 +111,7 @@ class RawCall:
     args: tuple[Any, ...]
     shared: tuple[int, ...] = ()
     row_outputs: tuple[int, ...] = (0,)
+    args_of: Callable[[int, int], tuple[Any, ...]] | None = None  # of rows [begin, end), where slices are not they
 
     def __call__(self) -> tuple[Tensor, ...]:
         out = getattr(torch.ops.fastops, self.op)(*self.args)
@@ -126,6 +127,8 @@ class RawCall:
 
     def rows(self, begin: int, end: int) -> RawCall:
         """The same call with some of the rows alone."""
+        if self.args_of:
+            return self.with_args(self.args_of(begin, end))
         return self.with_args(
             tuple(
                 x[begin:end] if isinstance(x, Tensor) and k not in self.shared else x for k, x in enumerate(self.args)
@@ -214,6 +217,22 @@ def _unary(name: str, saves_output: bool) -> Callable[[Make, int, int], list[Raw
         return [forward, RawCall(f"{name}_backward", (make(rows, n), saved))]
 
     return raw
+
+
+def _relu_raw(make: Make, rows: int, n: int) -> list[RawCall]:
+    mask = RawCall("relu_mask", (make(rows, n),))
+    grad = make(rows, n)
+
+    def args_of(begin: int, end: int) -> tuple[Any, ...]:
+        return grad[begin:end], mask.rows(begin, end).reference()[1], (n, 1)
+
+    backward = RawCall("relu_mask_backward", args_of(0, rows), args_of=args_of)
+    return [*_unary("relu", saves_output=True)(make, rows, n), mask, backward]
+
+
+def _relu_gradient_reads(args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """One bit an element."""
+    return (torch.empty(-(-outputs[0].numel() // 8), dtype=torch.uint8, device="meta"),)
 
 
 def _axpby_samples() -> tuple[Sample, ...]:
@@ -520,11 +539,12 @@ CASES: tuple[Case, ...] = (
         plain=lambda x: torch.where(x > 0, x, 0),
         torch_op=F.relu,
         samples=_elementwise_samples(scale=2.0),
-        raw=_unary("relu", saves_output=True),
+        raw=_relu_raw,
         problem=_one_tensor,
         bounds=bounds(f16=(0, 0, 0), bf16=(0, 0, 0), f32=(0, 0, 0), f64=(0, 0, 0)),
         formula="max(x, 0)",
         gradient="g where x > 0",
+        gradient_reads=_relu_gradient_reads,
         relative=True,
         relative_gradient=True,
     ),
