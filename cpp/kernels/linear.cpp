@@ -7,17 +7,17 @@
 namespace fastops::FASTOPS_ISA {
 namespace {
 
-template <Activation act, class V>
+template <class T, Activation act, class V>
 FASTOPS_INLINE V activate(V u) {
   if constexpr (act == Activation::relu) return select(u <= 0, like(u, 0), u);
-  if constexpr (act == Activation::sigmoid) return sigmoid(u);
+  if constexpr (act == Activation::sigmoid) return sigmoid<T>(u);
   if constexpr (act == Activation::gelu) return u * normal_of(u).cdf;
-  if constexpr (act == Activation::silu) return u * sigmoid(u);
+  if constexpr (act == Activation::silu) return u * sigmoid<T>(u);
   return u;
 }
 
 // For relu and sigmoid `s` is the output, for gelu and silu the input u = x + bias.
-template <Activation act, class V>
+template <class T, Activation act, class V>
 FASTOPS_INLINE V derivative(V s) {
   if constexpr (act == Activation::relu) return select(s > 0, like(s, 1), like(s, 0));
   if constexpr (act == Activation::sigmoid) return s * (1 - s);
@@ -26,8 +26,8 @@ FASTOPS_INLINE V derivative(V s) {
     return at.cdf + s * at.pdf;
   }
   if constexpr (act == Activation::silu) {
-    auto y = sigmoid(s);
-    return y * (1 + s * sigmoid(-s));
+    auto y = sigmoid<T>(s);
+    return y * (1 + s * sigmoid<T>(-s));
   }
   return like(s, 1);
 }
@@ -60,7 +60,7 @@ void epilogue_rows(const LinearEpilogue& a, int64_t row_begin, int64_t row_end) 
       const int64_t count = n - i < W ? n - i : W;
       auto u = load_some(x + i, count);
       if (bias) u += load_some(bias + i, count);
-      store_some(y + i, count, activate<act>(u));
+      store_some(y + i, count, activate<T, act>(u));
     }
   }
 }
@@ -83,7 +83,7 @@ void backward_rows(const LinearEpilogueBackward& a, int64_t row_begin, int64_t r
       } else if constexpr (act != Activation::none) {
         auto s = load_some(saved + i, count);
         if (bias) s += load_some(bias + i, count);
-        g *= derivative<act>(s);
+        g *= derivative<T, act>(s);
       }
       store_some(grad_input + i, count, g);
       if (sum) store_some(sum + i, count, load_some(sum + i, count) + g);
