@@ -61,6 +61,7 @@ bool kernels_take(const Tensor& tensor) {
 
 void check_same_device(const char* op, const char* name, const Tensor& tensor, const char* first_name,
                        const Tensor& first) {
+  if (tensor.is_cpu() && first.is_cpu()) return;
   auto text = [](const Tensor& t) {
     return t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : t.is_cpu() ? "cpu" : "another device";
   };

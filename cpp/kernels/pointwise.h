@@ -41,7 +41,9 @@ FASTOPS_INLINE void store_outputs(T* const* out, int64_t at, many<V, N> a, many<
 template <class T, int Outputs, int Inputs, class F>
 void pointwise_run(T* const* data, int64_t n, F& f) {
   constexpr int W = simd<accumulate_t<T>>::size;
-  T* const* inputs = data + Outputs;
+  T* at[Outputs + Inputs];  // our own, which no store can be taken to change
+  for (int k = 0; k < Outputs + Inputs; ++k) at[k] = data[k];
+  T* const* inputs = at + Outputs;
   vec_t<T> in[Inputs], next[Inputs];
   int64_t i = 0;
   for (; i + 2 * W <= n; i += 2 * W) {
@@ -51,15 +53,18 @@ void pointwise_run(T* const* data, int64_t n, F& f) {
       next[k] = both.b;
     }
     const auto first = apply<Inputs>(f, in);
-    store_outputs(data, i, first, apply<Inputs>(f, next));
+    store_outputs(at, i, first, apply<Inputs>(f, next));
   }
-  for (; i + W <= n; i += W) {
-    for (int k = 0; k < Inputs; ++k) in[k] = load(inputs[k] + i);
-    store_outputs(data, i, W, apply<Inputs>(f, in));
-  }
-  if (i < n) {
-    for (int k = 0; k < Inputs; ++k) in[k] = load_first(inputs[k] + i, n - i);
-    store_outputs(data, i, n - i, apply<Inputs>(f, in));
+  if (n >= W) {
+    // What is left, the last of it together with elements that are done: no output is an input.
+    for (; i < n; i += W) {
+      if (i > n - W) i = n - W;
+      for (int k = 0; k < Inputs; ++k) in[k] = load(inputs[k] + i);
+      store_outputs(at, i, W, apply<Inputs>(f, in));
+    }
+  } else if (n > 0) {
+    for (int k = 0; k < Inputs; ++k) in[k] = load_first(inputs[k], n);
+    store_outputs(at, 0, n, apply<Inputs>(f, in));
   }
 }
 

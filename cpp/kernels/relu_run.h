@@ -24,18 +24,29 @@ FASTOPS_INLINE rectified<T> rectify(lanes_t<T> x) {
   }
 }
 
+constexpr int kBlock = 64;  // elements, of whose bits a word is full
+
+FASTOPS_INLINE uint64_t little_endian(uint64_t x) {
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+  return __builtin_bswap64(x);
+#else
+  return x;
+#endif
+}
+
 // `x` may be `y`.
 template <class T, bool Mask>
 FASTOPS_INLINE void relu_run(const T* x, T* y, uint8_t* mask, int64_t n) {
-  constexpr int L = kLanes<T>, kBlock = L < 8 ? 8 : L;
+  constexpr int L = kLanes<T>;
   auto block = [](const T* from, T* to, uint8_t* bytes) __attribute__((always_inline)) {
-    uint32_t bits = 0;
+    uint64_t bits = 0;
+#pragma GCC unroll 16
     for (int k = 0; k < kBlock; k += L) {
       auto r = rectify<T>(load_bytes<lanes_t<T>>(from + k));
       store_bytes(to + k, r.y);
-      if constexpr (Mask) bits |= bits_of<T>(r.above) << k;
+      if constexpr (Mask) bits |= uint64_t{bits_of<T>(r.above)} << k;
     }
-    if constexpr (Mask) __builtin_memcpy(bytes, &bits, kBlock / 8);
+    if constexpr (Mask) store_bytes(bytes, little_endian(bits));
   };
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) block(x + i, y + i, mask + i / 8);
@@ -52,12 +63,12 @@ FASTOPS_INLINE void relu_run(const T* x, T* y, uint8_t* mask, int64_t n) {
 // `grad` may be `grad_input`.
 template <class T>
 FASTOPS_INLINE void relu_backward_run(const T* grad, const uint8_t* mask, T* grad_input, int64_t n) {
-  constexpr int L = kLanes<T>, kBlock = L < 8 ? 8 : L;
+  constexpr int L = kLanes<T>;
   auto block = [](const T* from, const uint8_t* bytes, T* to) __attribute__((always_inline)) {
-    uint32_t bits = 0;
-    __builtin_memcpy(&bits, bytes, kBlock / 8);
+    const uint64_t bits = little_endian(load_bytes<uint64_t>(bytes));
+#pragma GCC unroll 16
     for (int k = 0; k < kBlock; k += L)
-      store_bytes(to + k, where_bits<T>(bits >> k, load_bytes<lanes_t<T>>(from + k)));
+      store_bytes(to + k, where_bits<T>(static_cast<uint32_t>(bits >> k), load_bytes<lanes_t<T>>(from + k)));
   };
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) block(grad + i, mask + i / 8, grad_input + i);

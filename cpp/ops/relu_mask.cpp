@@ -15,9 +15,21 @@ using Pair = std::tuple<Tensor, Tensor>;
 
 // The kernels take one run. A tensor of another layout than the result's is first copied into the result.
 static const void* one_run(const Tensor& input, const Tensor& result) {
-  if (same_shape(input.strides(), result.strides())) return input.const_data_ptr();
+  if (same_shape(input.strides(), result.strides()) || (input.is_contiguous() && result.is_contiguous()))
+    return input.const_data_ptr();
   call<Tensor>("aten::copy_", result, input, false);
   return result.const_data_ptr();
+}
+
+// Else there would be fewer elements in memory than the kernel writes.
+static void check_dense(const char* op, Shape sizes, Shape stride) {
+  int64_t numel = 1, span = 1;
+  for (size_t d = 0; d < sizes.size() && sizes.size() == stride.size(); ++d) {
+    numel *= sizes[d];
+    span += (sizes[d] - 1) * stride[d];
+  }
+  FASTOPS_CHECK(sizes.size() == stride.size() && (numel == 0 || span == numel), op,
+                "stride must be that of a dense tensor of grad's shape ", text_of(sizes), ", got ", text_of(stride));
 }
 
 static int64_t mask_bytes(int64_t numel) { return (numel + 7) / 8; }
@@ -40,8 +52,8 @@ Pair relu_mask(const Tensor& input) {
   return {output, mask};
 }
 
-// `stride`: the output's, which the mask follows.
-Tensor relu_mask_backward(const Tensor& grad, const Tensor& mask, const std::vector<int64_t>& stride) {
+// `stride`: the output's, which the mask follows; without, that of a contiguous one.
+Tensor relu_mask_backward(const Tensor& grad, const Tensor& mask, std::optional<std::vector<int64_t>> stride) {
   if (!kernels_take(grad)) return call<Tensor>("fastops::relu_mask_backward_reference", grad, mask, stride);
   const char* op = "relu_mask_backward";
   check_same_device(op, "mask", mask, "grad", grad);
@@ -49,14 +61,9 @@ Tensor relu_mask_backward(const Tensor& grad, const Tensor& mask, const std::vec
   FASTOPS_CHECK(mask.scalar_type() == ScalarType::Byte && mask.dim() == 1 && mask.numel() == bytes, op,
                 "mask must have shape [", bytes, "] and dtype torch.uint8, got ", text_of(mask.sizes()), " and ",
                 text_of(mask.scalar_type()));
-  Shape strides(stride.data(), stride.size());
-  int64_t span = 1;
-  for (size_t d = 0; d < stride.size() && stride.size() == grad.sizes().size(); ++d)
-    span += (grad.sizes()[d] - 1) * stride[d];
-  FASTOPS_CHECK(stride.size() == grad.sizes().size() && (numel == 0 || span == numel), op,
-                "stride must be that of a dense tensor of grad's shape ", text_of(grad.sizes()), ", got ",
-                text_of(strides));
-  Tensor grad_input = allocate(grad.sizes(), strides, grad, *dtype_of(grad));
+  if (stride) check_dense(op, grad.sizes(), Shape(stride->data(), stride->size()));
+  Tensor grad_input = stride ? allocate(grad.sizes(), Shape(stride->data(), stride->size()), grad, *dtype_of(grad))
+                             : allocate(grad.sizes(), grad, *dtype_of(grad));
   if (numel == 0) return grad_input;
   Tensor bits = as_contiguous(mask);
   ReluMaskBackward a{*dtype_of(grad), numel, one_run(grad, grad_input),
@@ -72,7 +79,7 @@ Tensor relu_mask_backward(const Tensor& grad, const Tensor& mask, const std::vec
 }
 
 FASTOPS_OP("relu_mask", "(Tensor input) -> (Tensor, Tensor)", relu_mask);
-FASTOPS_OP("relu_mask_backward", "(Tensor grad, Tensor mask, SymInt[] stride) -> Tensor", relu_mask_backward);
+FASTOPS_OP("relu_mask_backward", "(Tensor grad, Tensor mask, SymInt[]? stride=None) -> Tensor", relu_mask_backward);
 
 }  // namespace ops
 }  // namespace fastops

@@ -224,7 +224,7 @@ def _relu_raw(make: Make, rows: int, n: int) -> list[RawCall]:
     grad = make(rows, n)
 
     def args_of(begin: int, end: int) -> tuple[Any, ...]:
-        return grad[begin:end], mask.rows(begin, end).reference()[1], (n, 1)
+        return grad[begin:end], mask.rows(begin, end).reference()[1]
 
     backward = RawCall("relu_mask_backward", args_of(0, rows), args_of=args_of)
     return [*_unary("relu", saves_output=True)(make, rows, n), mask, backward]

@@ -11,6 +11,9 @@ from torch import Tensor
 from .._operator import Operator, elementwise
 
 
+Stride = tuple[int, ...] | None  # of the output; None: contiguous
+
+
 def relu_reference(input: Tensor) -> Tensor:
     return torch.relu(input)
 
@@ -26,26 +29,31 @@ def relu_mask_reference(input: Tensor) -> tuple[Tensor, Tensor]:
     return output, (groups << _places(output)).sum(1, dtype=torch.uint8)
 
 
-def relu_mask_backward_reference(grad: Tensor, mask: Tensor, stride: tuple[int, ...]) -> Tensor:
-    above = (mask.unsqueeze(1) >> _places(mask)) & 1
-    return torch.where(above.reshape(-1).as_strided(grad.shape, stride).bool(), grad, 0)
+def relu_mask_backward_reference(grad: Tensor, mask: Tensor, stride: Stride = None) -> Tensor:
+    bits = ((mask.unsqueeze(1) >> _places(mask)) & 1).reshape(-1)
+    above = bits[: grad.numel()].view(grad.shape) if stride is None else bits.as_strided(grad.shape, stride)
+    return torch.where(above.bool(), grad, 0)
 
 
 def _places(like: Tensor) -> Tensor:
     return torch.arange(8, device=like.device, dtype=torch.uint8)
 
 
+def _fake_backward(grad: Tensor, mask: Tensor, stride: Stride = None) -> Tensor:
+    return grad.new_empty(grad.shape) if stride is None else grad.new_empty_strided(grad.shape, stride)
+
+
 # Backward reads one bit an element: of a half type a sixteenth of what the output takes.
 _mask_backward = Operator(
     "relu_mask_backward",
     relu_mask_backward_reference,
-    lambda grad, mask, stride: grad.new_empty_strided(grad.shape, stride),
+    _fake_backward,
 )
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
     output, mask = outputs
-    ctx.stride = output.stride()
+    ctx.stride = None if output.is_contiguous() else output.stride()
     ctx.save_for_backward(mask)
 
 
