@@ -2,7 +2,7 @@
 #include "kernels/linear.h"
 
 #include "kernels/math.h"
-#include "kernels/simd.h"
+#include "kernels/pairs.h"
 
 namespace fastops::FASTOPS_ISA {
 namespace {
@@ -11,7 +11,7 @@ template <class T, Activation act, class V>
 FASTOPS_INLINE V activate(V u) {
   if constexpr (act == Activation::relu) return select(u <= 0, like(u, 0), u);
   if constexpr (act == Activation::sigmoid) return sigmoid<T>(u);
-  if constexpr (act == Activation::gelu) return u * normal_of(u).cdf;
+  if constexpr (act == Activation::gelu) return u * normal_of<T>(u).cdf;
   if constexpr (act == Activation::silu) return u * sigmoid<T>(u);
   return u;
 }
@@ -22,7 +22,7 @@ FASTOPS_INLINE V derivative(V s) {
   if constexpr (act == Activation::relu) return select(s > 0, like(s, 1), like(s, 0));
   if constexpr (act == Activation::sigmoid) return s * (1 - s);
   if constexpr (act == Activation::gelu) {
-    auto at = normal_of(s);
+    auto at = normal_of<T>(s);
     return at.cdf + s * at.pdf;
   }
   if constexpr (act == Activation::silu) {
@@ -56,7 +56,19 @@ void epilogue_rows(const LinearEpilogue& a, int64_t row_begin, int64_t row_end) 
   for (int64_t row = row_begin; row < (bias ? row_end : row_begin + 1); ++row) {
     const T* x = static_cast<const T*>(a.input) + row * a.n;
     T* y = static_cast<T*>(a.output) + row * a.n;
-    for (int64_t i = 0; i < n; i += W) {
+    int64_t i = 0;
+    if constexpr (__is_same(T, P)) {  // else the lanes of pairs differ
+      for (; i + 2 * W <= n; i += 2 * W) {
+        auto u = load_pair(x + i);
+        if (bias) {
+          const auto v = load_pair(bias + i);
+          u.a += v.a;
+          u.b += v.b;
+        }
+        store_pair(y + i, {activate<T, act>(u.a), activate<T, act>(u.b)});
+      }
+    }
+    for (; i < n; i += W) {
       const int64_t count = n - i < W ? n - i : W;
       auto u = load_some(x + i, count);
       if (bias) u += load_some(bias + i, count);
