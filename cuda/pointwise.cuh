@@ -146,9 +146,8 @@ int pointwise_of(const Pointwise& p, void* stream_handle, const F& f) {
 // The same f for every type.
 template <int Inputs, int Outputs = 1, class F>
 int pointwise(DType dtype, const Pointwise& p, void* stream, const F& f) {
-  return dispatch(dtype, [&](auto t) -> int {
-    return pointwise_of<typename decltype(t)::type, Inputs, Outputs>(p, stream, f);
-  });
+  return dispatch(
+      dtype, [&](auto t) -> int { return pointwise_of<typename decltype(t)::type, Inputs, Outputs>(p, stream, f); });
 }
 
 }  // namespace fastops::FASTOPS_ARCH

@@ -78,22 +78,22 @@ int dispatch_vectors(DType dtype, int64_t numel, bool aligned, F f) {
 
 int relu_mask(const ReluMask& a, void* stream_handle) {
   auto stream = static_cast<cudaStream_t>(stream_handle);
-  return dispatch_vectors(
-      a.dtype, a.numel, aligned16(a.input) && aligned16(a.output), [&](auto t, auto width, unsigned blocks) {
-        using T = typename decltype(t)::type;
-        mask_kernel<T, decltype(width)::value><<<blocks, kThreads, 0, stream>>>(
-            static_cast<const T*>(a.input), static_cast<T*>(a.output), a.mask, a.numel);
-      });
+  return dispatch_vectors(a.dtype, a.numel, aligned16(a.input) && aligned16(a.output),
+                          [&](auto t, auto width, unsigned blocks) {
+                            using T = typename decltype(t)::type;
+                            mask_kernel<T, decltype(width)::value><<<blocks, kThreads, 0, stream>>>(
+                                static_cast<const T*>(a.input), static_cast<T*>(a.output), a.mask, a.numel);
+                          });
 }
 
 int relu_mask_backward(const ReluMaskBackward& a, void* stream_handle) {
   auto stream = static_cast<cudaStream_t>(stream_handle);
-  return dispatch_vectors(
-      a.dtype, a.numel, aligned16(a.grad) && aligned16(a.grad_input), [&](auto t, auto width, unsigned blocks) {
-        using T = typename decltype(t)::type;
-        mask_backward_kernel<T, decltype(width)::value><<<blocks, kThreads, 0, stream>>>(
-            static_cast<const T*>(a.grad), a.mask, static_cast<T*>(a.grad_input), a.numel);
-      });
+  return dispatch_vectors(a.dtype, a.numel, aligned16(a.grad) && aligned16(a.grad_input),
+                          [&](auto t, auto width, unsigned blocks) {
+                            using T = typename decltype(t)::type;
+                            mask_backward_kernel<T, decltype(width)::value><<<blocks, kThreads, 0, stream>>>(
+                                static_cast<const T*>(a.grad), a.mask, static_cast<T*>(a.grad_input), a.numel);
+                          });
 }
 
 }  // namespace fastops::FASTOPS_ARCH

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from .._operator import Operator, elementwise
 
-
 Stride = tuple[int, ...] | None  # of the output; None: contiguous
 
 

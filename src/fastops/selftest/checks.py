@@ -137,7 +137,9 @@ def layouts(t: Target) -> Iterator[Outcome]:
                 laid_out = layout(x)
                 dense = laid_out.contiguous() if layout is expanded else x
                 one, other = (call.with_args((*call.args[:k], v, *call.args[k + 1 :]))() for v in (laid_out, dense))
-                if not all(same_bits(one[j], other[j]) for j in range(len(one)) if (call.op, j) not in _IN_MEMORY_ORDER):
+                if not all(
+                    same_bits(one[j], other[j]) for j in range(len(one)) if (call.op, j) not in _IN_MEMORY_ORDER
+                ):
                     wrong[call.op, k, layout] = f"{call.op} with argument {k} {layout.__name__}"
     yield Outcome("any strides", not wrong, detail="; ".join(wrong.values()))
 
