@@ -10,24 +10,27 @@ namespace {
 
 using device::accumulate_t;
 
-template <Activation act, class A>
+template <class T, Activation act, class A>
 __device__ A activate(A u) {
   if constexpr (act == Activation::relu) return u <= 0 ? A(0) : u;
-  if constexpr (act == Activation::sigmoid) return device::sigmoid(u);
-  if constexpr (act == Activation::gelu) return u * device::normal_cdf(u);
-  if constexpr (act == Activation::silu) return u * device::sigmoid(u);
+  if constexpr (act == Activation::sigmoid) return device::sigmoid_to<T>(u);
+  if constexpr (act == Activation::gelu) return u * device::normal_to<T>(u).cdf;
+  if constexpr (act == Activation::silu) return u * device::sigmoid_to<T>(u);
   return u;
 }
 
 // grad·activation'; for relu and sigmoid `s` is the output, for gelu and silu the input u = x + bias.
-template <Activation act, class A>
+template <class T, Activation act, class A>
 __device__ A differentiate(A grad, A s) {
   if constexpr (act == Activation::relu) return s > 0 ? grad : A(0);
   if constexpr (act == Activation::sigmoid) return grad * s * (1 - s);
-  if constexpr (act == Activation::gelu) return grad * (device::normal_cdf(s) + s * device::normal_pdf(s));
+  if constexpr (act == Activation::gelu) {
+    auto at = device::normal_to<T>(s);
+    return grad * (at.cdf + s * at.pdf);
+  }
   if constexpr (act == Activation::silu) {
-    A y = device::sigmoid(s);
-    return grad * y * (1 + s * device::sigmoid(-s));
+    A y = device::sigmoid_to<T>(s);
+    return grad * y * (1 + s * device::sigmoid_to<T>(-s));
   }
   return grad;
 }
@@ -64,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) epilogue_kernel(LinearEpilogue a) {
       A u[V];
       device::load<true, V>(static_cast<const T*>(a.input) + row * a.n + column, V, u);
 #pragma unroll
-      for (int k = 0; k < V; ++k) u[k] = activate<act>(u[k] + A(bias[k]));
+      for (int k = 0; k < V; ++k) u[k] = activate<T, act>(u[k] + A(bias[k]));
       device::store<true, V>(static_cast<T*>(a.output) + row * a.n + column, V, u);
     }
   }
@@ -92,7 +95,7 @@ __global__ void __launch_bounds__(kThreads) epilogue_backward_kernel(LinearEpilo
         device::load<true, V>(static_cast<const T*>(a.saved) + row * a.n + column, V, saved);
 #pragma unroll
       for (int k = 0; k < V; ++k) {
-        grad[k] = differentiate<act>(grad[k], saved[k] + A(bias[k]));
+        grad[k] = differentiate<T, act>(grad[k], saved[k] + A(bias[k]));
         sum[k] += grad[k];
       }
       device::store<true, V>(static_cast<T*>(a.grad_input) + row * a.n + column, V, grad);

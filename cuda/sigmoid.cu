@@ -4,11 +4,10 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
+template <class T>
 struct Sigmoid {
-  template <class A>
-  __device__ A operator()(A x) const {
-    return device::sigmoid(x);
-  }
+  using A = accumulate_t<T>;
+  __device__ A operator()(A x) const { return device::sigmoid_to<T>(x); }
 };
 
 struct SigmoidBackward {
@@ -20,7 +19,12 @@ struct SigmoidBackward {
 
 }  // namespace
 
-int sigmoid(DType dtype, const Pointwise& p, void* stream) { return pointwise<1>(dtype, p, stream, Sigmoid{}); }
+int sigmoid(DType dtype, const Pointwise& p, void* stream) {
+  return dispatch(dtype, [&](auto t) -> int {
+    using T = typename decltype(t)::type;
+    return pointwise_of<T, 1>(p, stream, Sigmoid<T>{});
+  });
+}
 
 int sigmoid_backward(DType dtype, const Pointwise& p, void* stream) {
   return pointwise<2>(dtype, p, stream, SigmoidBackward{});

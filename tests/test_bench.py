@@ -29,7 +29,7 @@ QUICK = ["--device", "cpu", "--op", "relu", "--quick", "--peers", "eager,liger",
 # Of 8 rows of 16 columns in float32, a tensor of rows and columns being 512 bytes and a vector of columns 64.
 BYTES = {
     "square": (512 + 512, 2 * 512 + 512),
-    "relu": (512 + 512, 2 * 512 + 512),
+    "relu": (512 + 512, 512 + 16 + 512),
     "sigmoid": (512 + 512, 2 * 512 + 512),
     "axpby": (2 * 512 + 512, 512 + 2 * 512),
     "linear": (512 + 1024 + 64 + 512, (512 + 512 + 1024 + 64) + (512 + 1024 + 64)),

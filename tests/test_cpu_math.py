@@ -98,6 +98,18 @@ def test_every_half_survives(level: str, dtype: torch.dtype) -> None:
         assert torch.equal(y.nan_to_num(0.125), x.nan_to_num(0.125))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_relu_of_every_half(level: str, dtype: torch.dtype) -> None:
+    """It looks at the bits."""
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    expected = torch.where(x <= 0, 0, x).view(torch.int16)
+    y, mask = ops.relu_mask(x)
+    assert torch.equal(ops.relu(x).view(torch.int16), expected)
+    assert torch.equal(y.view(torch.int16), expected)
+    assert torch.equal(mask, ops.relu_mask_reference(x)[1])
+    assert torch.equal(ops.relu_mask_backward(torch.ones_like(x), mask, [1]), (x > 0).to(dtype))
+
+
 def test_a_row_of_one_has_no_gradient(level: str) -> None:
     """grad - mean(grad) is exactly 0, however the compiler fuses products."""
     x, w, b = torch.randn(1000, 1), torch.randn(1), torch.randn(1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fastops
 from fastops import _C
-from fastops.cases import DTYPES, Case, Make, misaligned, stepped
+from fastops.cases import DTYPES, Case, Make, channels_last, misaligned, stepped
 from fastops.selftest.accuracy import evaluate, incoming_gradients, tensors_of
 from fastops.selftest.checks import same_bits
 
@@ -76,13 +76,34 @@ def test_special_values(ours: Unary, theirs: Unary, dtype: torch.dtype, device: 
         torch.testing.assert_close(ours(x), theirs(x.double()).to(dtype), equal_nan=True)
 
 
-def test_relu_keeps_nan_and_has_no_gradient_there(device: torch.device) -> None:
-    x = torch.tensor([torch.nan, -1.0, 0.0, 2.0], device=device, requires_grad=True)
+@every_dtype
+@pytest.mark.parametrize("copies", [1, 50])
+def test_relu_keeps_nan_and_has_no_gradient_there(copies: int, dtype: torch.dtype, device: torch.device) -> None:
+    tiny = torch.finfo(dtype).tiny * torch.finfo(dtype).eps  # the smallest denormal
+    values = [torch.nan, -1.0, 0.0, 2.0, -0.0, torch.inf, -torch.inf, tiny, -tiny]
+    x = torch.tensor(values * copies, dtype=torch.float64, device=device).to(dtype)
+    x = torch.cat([x, -x[:1]]).requires_grad_()  # NaN of the other sign too
     y = fastops.relu(x)
-    assert y[0].isnan()
-    y.backward(torch.ones_like(y))
+    grad = torch.arange(1, len(x) + 1, device=device).to(dtype)
+    y.backward(grad)
     assert x.grad is not None
-    assert x.grad[1:].tolist() == [0.0, 0.0, 1.0]
+    torch.testing.assert_close(y, torch.where(x <= 0, 0, x), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(x.grad, torch.where(x > 0, grad, 0), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("layout", [torch.Tensor.contiguous, channels_last, lambda t: t.permute(3, 1, 0, 2), stepped])
+def test_relu_keeps_one_bit_an_element(layout: Callable[[Tensor], Tensor], device: torch.device) -> None:
+    """In the order of the output's memory, whatever the layout of input and gradient."""
+    make = Make(device, torch.float32)
+    x, grad = layout(make(2, 5, 3, 7)).requires_grad_(), layout(make(2, 5, 3, 7))
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        y = fastops.relu(x)
+    assert [t.nbytes for t in saved] == [-(-x.numel() // 8)]
+    for g in (grad, grad.contiguous()):
+        (found,) = torch.autograd.grad(y, x, g, retain_graph=True)
+        assert torch.equal(found, torch.where(x > 0, g, 0))
+        assert found.stride() == y.stride()
 
 
 @every_dtype

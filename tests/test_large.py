@@ -93,6 +93,11 @@ def test_backwards_beyond(device: torch.device, large: Tensor) -> None:
     for name in ("square_backward", "relu_backward", "sigmoid_backward"):
         backward = getattr(ops, name)
         assert torch.equal(backward(grad, large)[-9:], backward(grad[-9:], large[-9:])), name
+    for whole, alone in zip(ops.relu_mask(large[:-1]), ops.relu_mask(large[-10:-1]), strict=True):
+        assert torch.equal(whole[-2:], alone[-2:])
+    mask = ops.relu_mask(large)[1]
+    backward = ops.relu_mask_backward(grad, mask, [1])[-16:]
+    assert torch.equal(backward, ops.relu_mask_backward(grad[-16:], mask[-2:], [1]))
     assert torch.equal(ops.sigmoid(large)[-9:], ops.sigmoid(large[-9:]))
     n = 3 * 1024
     rows = large[: large.numel() // n * n].view(-1, n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,21 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
         "[axpby] y must have x's dtype torch.float32, got torch.float64",
     ),
     (lambda: raw.relu_backward(r(3), r(4)), "[relu_backward] grad must have output's shape [4], got [3]"),
+    (
+        lambda: raw.relu_mask_backward(r(9), r(2), [1]),
+        "[relu_mask_backward] mask must have shape [2] and dtype torch.uint8, got [2] and torch.float32",
+    ),
+    (
+        lambda: raw.relu_mask_backward(r(9), r(1).byte(), [1]),
+        "[relu_mask_backward] mask must have shape [2] and dtype torch.uint8, got [1] and torch.uint8",
+    ),
+    *(
+        (
+            functools.partial(raw.relu_mask_backward, r(2, 4), r(1).byte(), stride),
+            f"[relu_mask_backward] stride must be that of a dense tensor of grad's shape [2, 4], got {stride}",
+        )
+        for stride in ([0, 1], [8, 1], [1])
+    ),
     (
         lambda: raw.sigmoid_backward(r(3, dtype=torch.float64), r(3)),
         "[sigmoid_backward] grad must have output's dtype torch.float32, got torch.float64",

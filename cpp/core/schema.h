@@ -46,6 +46,11 @@ struct Name<std::vector<int64_t>> {
   static constexpr std::string_view value = "SymInt[]";  // sizes, which torch.compile keeps symbolic
 };
 
+template <>
+struct Name<std::optional<std::vector<int64_t>>> {
+  static constexpr std::string_view value = "SymInt[]?";
+};
+
 // Takes the first word of the next comma-separated item off the front of `list`.
 consteval std::string_view next_type(std::string_view& list) {
   size_t comma = list.find(',');

@@ -18,6 +18,7 @@ const char* text_of(ScalarType dtype) {
     case ScalarType::BFloat16: return "torch.bfloat16";
     case ScalarType::Float: return "torch.float32";
     case ScalarType::Double: return "torch.float64";
+    case ScalarType::Byte: return "torch.uint8";
     default: return torch::headeronly::toString(dtype);
   }
 }
@@ -60,6 +61,7 @@ bool kernels_take(const Tensor& tensor) {
 
 void check_same_device(const char* op, const char* name, const Tensor& tensor, const char* first_name,
                        const Tensor& first) {
+  if (tensor.is_cpu() && first.is_cpu()) return;
   auto text = [](const Tensor& t) {
     return t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : t.is_cpu() ? "cpu" : "another device";
   };
@@ -122,6 +124,15 @@ Tensor allocate(Shape sizes, const Tensor& device_of, DType dtype) {
     step *= std::max<int64_t>(sizes[k], 1);
   }
   return empty_strided(sizes, strides.data(), device_of, torch_dtype(dtype));
+}
+
+Tensor allocate(Shape sizes, Shape strides, const Tensor& device_of, DType dtype) {
+  return empty_strided(sizes, strides.data(), device_of, torch_dtype(dtype));
+}
+
+Tensor allocate_bytes(int64_t count, const Tensor& device_of) {
+  const int64_t stride = 1;
+  return empty_strided(Shape(&count, 1), &stride, device_of, aoti_torch_dtype_uint8());
 }
 
 Tensor as_contiguous(const Tensor& tensor) {

@@ -61,6 +61,8 @@ void check_alike(const char* op, const char* name, const Tensor& tensor, const c
 // Uninitialised, dense. allocate_like follows torch.empty_like: a dense tensor's strides are kept.
 Tensor allocate_like(const Tensor& like);
 Tensor allocate(Shape sizes, const Tensor& device_of, DType dtype);
+Tensor allocate(Shape sizes, Shape strides, const Tensor& device_of, DType dtype);  // dense if the strides are
+Tensor allocate_bytes(int64_t count, const Tensor& device_of);                      // torch.uint8
 inline Tensor nothing(const Tensor& device_of, DType dtype) {
   return allocate(std::array<int64_t, 1>{0}, device_of, dtype);
 }

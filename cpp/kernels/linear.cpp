@@ -2,32 +2,32 @@
 #include "kernels/linear.h"
 
 #include "kernels/math.h"
-#include "kernels/simd.h"
+#include "kernels/pairs.h"
 
 namespace fastops::FASTOPS_ISA {
 namespace {
 
-template <Activation act, class V>
+template <class T, Activation act, class V>
 FASTOPS_INLINE V activate(V u) {
   if constexpr (act == Activation::relu) return select(u <= 0, like(u, 0), u);
-  if constexpr (act == Activation::sigmoid) return sigmoid(u);
-  if constexpr (act == Activation::gelu) return u * normal_of(u).cdf;
-  if constexpr (act == Activation::silu) return u * sigmoid(u);
+  if constexpr (act == Activation::sigmoid) return sigmoid<T>(u);
+  if constexpr (act == Activation::gelu) return u * normal_of<T>(u).cdf;
+  if constexpr (act == Activation::silu) return u * sigmoid<T>(u);
   return u;
 }
 
 // For relu and sigmoid `s` is the output, for gelu and silu the input u = x + bias.
-template <Activation act, class V>
+template <class T, Activation act, class V>
 FASTOPS_INLINE V derivative(V s) {
   if constexpr (act == Activation::relu) return select(s > 0, like(s, 1), like(s, 0));
   if constexpr (act == Activation::sigmoid) return s * (1 - s);
   if constexpr (act == Activation::gelu) {
-    auto at = normal_of(s);
+    auto at = normal_of<T>(s);
     return at.cdf + s * at.pdf;
   }
   if constexpr (act == Activation::silu) {
-    auto y = sigmoid(s);
-    return y * (1 + s * sigmoid(-s));
+    auto y = sigmoid<T>(s);
+    return y * (1 + s * sigmoid<T>(-s));
   }
   return like(s, 1);
 }
@@ -56,11 +56,23 @@ void epilogue_rows(const LinearEpilogue& a, int64_t row_begin, int64_t row_end) 
   for (int64_t row = row_begin; row < (bias ? row_end : row_begin + 1); ++row) {
     const T* x = static_cast<const T*>(a.input) + row * a.n;
     T* y = static_cast<T*>(a.output) + row * a.n;
-    for (int64_t i = 0; i < n; i += W) {
+    int64_t i = 0;
+    if constexpr (__is_same(T, P)) {  // else the lanes of pairs differ
+      for (; i + 2 * W <= n; i += 2 * W) {
+        auto u = load_pair(x + i);
+        if (bias) {
+          const auto v = load_pair(bias + i);
+          u.a += v.a;
+          u.b += v.b;
+        }
+        store_pair(y + i, {activate<T, act>(u.a), activate<T, act>(u.b)});
+      }
+    }
+    for (; i < n; i += W) {
       const int64_t count = n - i < W ? n - i : W;
       auto u = load_some(x + i, count);
       if (bias) u += load_some(bias + i, count);
-      store_some(y + i, count, activate<act>(u));
+      store_some(y + i, count, activate<T, act>(u));
     }
   }
 }
@@ -83,7 +95,7 @@ void backward_rows(const LinearEpilogueBackward& a, int64_t row_begin, int64_t r
       } else if constexpr (act != Activation::none) {
         auto s = load_some(saved + i, count);
         if (bias) s += load_some(bias + i, count);
-        g *= derivative<act>(s);
+        g *= derivative<T, act>(s);
       }
       store_some(grad_input + i, count, g);
       if (sum) store_some(sum + i, count, load_some(sum + i, count) + g);

@@ -1,7 +1,7 @@
 #pragma once
 // The loop of every elementwise CPU kernel.
 #include "core/pointwise.h"
-#include "kernels/simd.h"
+#include "kernels/pairs.h"
 
 namespace fastops::FASTOPS_ISA {
 
@@ -28,20 +28,43 @@ FASTOPS_INLINE auto apply(F& f, const V* in) {
   if constexpr (Inputs == 6) return f(in[0], in[1], in[2], in[3], in[4], in[5]);
 }
 
+template <class T, class V>
+FASTOPS_INLINE void store_outputs(T* const* out, int64_t at, V a, V b) {
+  store_pair(out[0] + at, {a, b});
+}
+template <class T, class V, int N>
+FASTOPS_INLINE void store_outputs(T* const* out, int64_t at, many<V, N> a, many<V, N> b) {
+  for (int k = 0; k < N; ++k) store_pair(out[k] + at, {a.values[k], b.values[k]});
+}
+
 // n elements at unit stride.
 template <class T, int Outputs, int Inputs, class F>
 void pointwise_run(T* const* data, int64_t n, F& f) {
   constexpr int W = simd<accumulate_t<T>>::size;
-  T* const* inputs = data + Outputs;
-  vec_t<T> in[Inputs];
+  T* at[Outputs + Inputs];  // our own, which no store can be taken to change
+  for (int k = 0; k < Outputs + Inputs; ++k) at[k] = data[k];
+  T* const* inputs = at + Outputs;
+  vec_t<T> in[Inputs], next[Inputs];
   int64_t i = 0;
-  for (; i + W <= n; i += W) {
-    for (int k = 0; k < Inputs; ++k) in[k] = load(inputs[k] + i);
-    store_outputs(data, i, W, apply<Inputs>(f, in));
+  for (; i + 2 * W <= n; i += 2 * W) {
+    for (int k = 0; k < Inputs; ++k) {
+      const auto both = load_pair(inputs[k] + i);
+      in[k] = both.a;
+      next[k] = both.b;
+    }
+    const auto first = apply<Inputs>(f, in);
+    store_outputs(at, i, first, apply<Inputs>(f, next));
   }
-  if (i < n) {
-    for (int k = 0; k < Inputs; ++k) in[k] = load_first(inputs[k] + i, n - i);
-    store_outputs(data, i, n - i, apply<Inputs>(f, in));
+  if (n >= W) {
+    // What is left, the last of it together with elements that are done: no output is an input.
+    for (; i < n; i += W) {
+      if (i > n - W) i = n - W;
+      for (int k = 0; k < Inputs; ++k) in[k] = load(inputs[k] + i);
+      store_outputs(at, i, W, apply<Inputs>(f, in));
+    }
+  } else if (n > 0) {
+    for (int k = 0; k < Inputs; ++k) in[k] = load_first(inputs[k], n);
+    store_outputs(at, 0, n, apply<Inputs>(f, in));
   }
 }
 
@@ -103,6 +126,12 @@ void pointwise_elements(const Pointwise& p, int64_t begin, int64_t end, F& f) {
 }
 
 // f takes one vector an input and returns a vector, or many<> of them: float lanes for f16, bf16 and f32, double for f64.
+template <class T, int Inputs, int Outputs = 1, class F>
+FASTOPS_INLINE void pointwise_of(const Pointwise& p, int64_t begin, int64_t end, F f) {
+  pointwise_elements<T, Outputs, Inputs>(p, begin, end, f);
+}
+
+// The same f for every type.
 template <int Inputs, int Outputs = 1, class F>
 FASTOPS_INLINE void pointwise(DType dtype, const Pointwise& p, int64_t begin, int64_t end, F f) {
   dispatch(dtype, [&](auto t) { pointwise_elements<typename decltype(t)::type, Outputs, Inputs>(p, begin, end, f); });

@@ -5,7 +5,10 @@
 namespace fastops::FASTOPS_ISA {
 
 void sigmoid(DType dtype, const Pointwise& p, int64_t begin, int64_t end) {
-  pointwise<1>(dtype, p, begin, end, [](auto x) { return sigmoid(x); });
+  dispatch(dtype, [&](auto t) {
+    using T = typename decltype(t)::type;
+    pointwise_of<T, 1>(p, begin, end, [](auto x) { return sigmoid<T>(x); });
+  });
 }
 
 void sigmoid_backward(DType dtype, const Pointwise& p, int64_t begin, int64_t end) {

@@ -1,5 +1,6 @@
 #pragma once
-// Elementary functions for float and double, at CUDA's full accuracy (no fast-math forms).
+// Elementary functions for float and double, at CUDA's full accuracy, and shorter forms for results of a half type.
+#include "types.cuh"
 
 namespace fastops {
 namespace device {
@@ -23,17 +24,62 @@ __device__ inline A sigmoid(A x) {
   return (x < 0 ? e : A(1)) / (1 + e);
 }
 
+// To 2^-16 of it, denormals included, by the special function unit: the full form takes longer than the memory does to
+// bring a half type.
+__device__ inline float sigmoid_short(float x) {
+  float e, r;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(e) : "f"(fabsf(x) * -1.4426950408889634f));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1 + e));
+  return (x < 0 ? e : 1.0f) * r;
+}
+
+// For a result that is rounded to T.
+template <class T>
+__device__ inline accumulate_t<T> sigmoid_to(accumulate_t<T> x) {
+  if constexpr (sizeof(T) == 2)
+    return sigmoid_short(x);
+  else
+    return sigmoid(x);
+}
+
 template <class A>
 __device__ inline A elu(A x) {
   return x > 0 ? x : A(expm1(x));
 }
 
 // The normal distribution function and its density.
-__device__ inline float normal_cdf(float x) { return normcdff(x); }
-__device__ inline double normal_cdf(double x) { return normcdf(x); }
 template <class A>
-__device__ inline A normal_pdf(A x) {
-  return A(0.39894228040143267794) * exp(A(-0.5) * x * x);
+struct normal {
+  A cdf, pdf;
+};
+__device__ inline normal<float> normal_of(float x) { return {normcdff(x), 0.39894228f * expf(-0.5f * x * x)}; }
+__device__ inline normal<double> normal_of(double x) {
+  return {normcdf(x), 0.39894228040143267794 * exp(-0.5 * x * x)};
+}
+
+// To 2^-15 of them: 1 - Phi(|x|) = t·e^(-x²/2)·P(t), t = 1 / (1 + 0.3·|x|), as in cpp/kernels/math.h.
+__device__ inline normal<float> normal_short(float x) {
+  float a = fabsf(x), e, t;
+  a = a > 15.0f ? 15.0f : a;  // NaN stays
+  asm("ex2.approx.f32 %0, %1;" : "=f"(e) : "f"(a * a * -0.72134752044448170f));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(fmaf(a, 0.3f, 1.0f)));
+  float u = t - 0.5950570107f, p = -0.0769371018f;
+  p = fmaf(p, u, -0.0133532956f);
+  p = fmaf(p, u, 0.2242438644f);
+  p = fmaf(p, u, 0.4104757905f);
+  p = fmaf(p, u, 0.4010971785f);
+  p = fmaf(p, u, 0.2565799355f);
+  float tail = t * e * p;
+  return {x > 0 ? 1 - tail : tail, 0.39894228f * e};
+}
+
+// For a result that is rounded to T.
+template <class T>
+__device__ inline normal<accumulate_t<T>> normal_to(accumulate_t<T> x) {
+  if constexpr (sizeof(T) == 2)
+    return normal_short(x);
+  else
+    return normal_of(x);
 }
 
 }  // namespace device

@@ -7,10 +7,15 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+_compiling = torch.compiler.is_dynamo_compiling
+_any_autocast = torch._C._is_any_autocast_enabled
+
 
 def lower_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """As torch does for GEMMs: under autocast, floating-point tensors other than float64 in autocast's dtype."""
     first = _input(tensors[0])
+    if not (_compiling() or _any_autocast()):  # the cheapest question
+        return tensors
     device = first.device.type
     try:
         if not torch.is_autocast_enabled(device):

@@ -51,6 +51,8 @@ class Operator:
         batch: ``batch(size, in_dims, *inputs)`` returns the inputs with the batch as leading dimension, if the raw op
             then treats its elements apart, or None. Without it every batch goes through ``torch.vmap`` of the
             reference.
+        training: the operator of the same function and arguments that eager mode and ``torch.compile`` take in place of
+            this one where a gradient is asked for; what its raw op returns besides is all that its backward needs.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Operator:
         backward: Callable[..., Any] | None = None,
         outputs: int = 1,
         batch: Callable[..., Any] | None = None,
+        training: Operator | None = None,
     ) -> None:
         self.name = name
         self.reference = reference
@@ -76,7 +79,7 @@ class Operator:
             _library.impl(op, _announced(reference), "CompositeExplicitAutograd")
         # The builtin behind the overload saves a Python frame on the hot path; Dynamo wants the overload.
         self._fast = self.raw._op
-        self._eager = _eager_function(self).apply
+        self._eager = _eager_function(training or self).apply
         self._twin = _twin_function(self).apply
         OPERATORS[name] = self
 
@@ -248,6 +251,7 @@ def elementwise(
     *,
     keeps: str,
     fake: Callable[..., Any] = torch.empty_like,
+    training: Operator | None = None,
 ) -> Operator:
     """The operator of an elementwise function of one tensor whose backward reads what it ``keeps``: input or output."""
     derivative = Operator(
@@ -260,7 +264,7 @@ def elementwise(
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         return derivative(grad, *ctx.saved_tensors)
 
-    return Operator(name, reference, fake, save=save, backward=backward, batch=elementwise_batch)
+    return Operator(name, reference, fake, save=save, backward=backward, batch=elementwise_batch, training=training)
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:

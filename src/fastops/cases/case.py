@@ -33,6 +33,7 @@ class RawCall:
     args: tuple[Any, ...]
     shared: tuple[int, ...] = ()
     row_outputs: tuple[int, ...] = (0,)
+    args_of: Callable[[int, int], tuple[Any, ...]] | None = None  # of rows [begin, end), where slices are not they
 
     def __call__(self) -> tuple[Tensor, ...]:
         out = getattr(torch.ops.fastops, self.op)(*self.args)
@@ -48,6 +49,8 @@ class RawCall:
 
     def rows(self, begin: int, end: int) -> RawCall:
         """The same call with some of the rows alone."""
+        if self.args_of:
+            return self.with_args(self.args_of(begin, end))
         return self.with_args(
             tuple(
                 x[begin:end] if isinstance(x, Tensor) and k not in self.shared else x for k, x in enumerate(self.args)

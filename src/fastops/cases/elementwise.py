@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .case import RawCall, Sample
 from .inputs import LAYOUTS, SIZES, Layout, Make, channels_last, stepped, transposed
@@ -49,6 +50,22 @@ def unary(name: str, saves_output: bool) -> Callable[[Make, int, int], list[RawC
         return [forward, RawCall(f"{name}_backward", (make(rows, n), saved))]
 
     return raw
+
+
+def relu_raw(make: Make, rows: int, n: int) -> list[RawCall]:
+    mask = RawCall("relu_mask", (make(rows, n),))
+    grad = make(rows, n)
+
+    def args_of(begin: int, end: int) -> tuple[Any, ...]:
+        return grad[begin:end], mask.rows(begin, end).reference()[1]
+
+    backward = RawCall("relu_mask_backward", args_of(0, rows), args_of=args_of)
+    return [*unary("relu", saves_output=True)(make, rows, n), mask, backward]
+
+
+def relu_gradient_reads(args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """One bit an element."""
+    return (torch.empty(-(-outputs[0].numel() // 8), dtype=torch.uint8, device="meta"),)
 
 
 def axpby_samples() -> tuple[Sample, ...]:

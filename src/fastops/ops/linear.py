@@ -139,12 +139,14 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation
     With ``activation=None`` and a bias of ``input``'s dtype this is :func:`torch.nn.functional.linear` itself. Under
     autocast all tensors are cast to its dtype, as torch does.
     """
+    if activation is None and (bias is None or bias.dtype == input.dtype):
+        return F.linear(input, weight, bias)  # which sees to autocast itself
     check_activation("linear", activation)
     input, weight, bias = lower_precision(input, weight, bias)  # type: ignore[assignment]
     if activation is None and (bias is None or bias.dtype == input.dtype):
         return F.linear(input, weight, bias)
     if weight.dim() != 2:
         raise RuntimeError(f"[linear] weight must have shape [out_features, in_features], got {list(weight.shape)}")
-    if bias is not None and bias.shape != weight.shape[:1]:
+    if bias is not None and not (bias.dim() == 1 and bias.size(0) == weight.size(0)):
         raise RuntimeError(f"[linear] bias must have shape {list(weight.shape[:1])}, got {list(bias.shape)}")
     return _epilogue(F.linear(input, weight), bias, activation or "none")

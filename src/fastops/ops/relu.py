@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from .._operator import elementwise
+from .._operator import Operator, elementwise
+
+Stride = tuple[int, ...] | None  # of the output; None: contiguous
 
 
 def relu_reference(input: Tensor) -> Tensor:
@@ -16,7 +21,55 @@ def relu_backward_reference(grad: Tensor, output: Tensor) -> Tensor:
     return torch.where(output > 0, grad, 0)
 
 
-_op = elementwise("relu", relu_reference, relu_backward_reference, keeps="output")
+def relu_mask_reference(input: Tensor) -> tuple[Tensor, Tensor]:
+    output = torch.relu(input)
+    above = output.as_strided((output.numel(),), (1,)) > 0  # in the order of memory
+    groups = F.pad(above.to(torch.uint8), (0, -output.numel() % 8)).view(-1, 8)
+    return output, (groups << _places(output)).sum(1, dtype=torch.uint8)
+
+
+def relu_mask_backward_reference(grad: Tensor, mask: Tensor, stride: Stride = None) -> Tensor:
+    bits = ((mask.unsqueeze(1) >> _places(mask)) & 1).reshape(-1)
+    above = bits[: grad.numel()].view(grad.shape) if stride is None else bits.as_strided(grad.shape, stride)
+    return torch.where(above.bool(), grad, 0)
+
+
+def _places(like: Tensor) -> Tensor:
+    return torch.arange(8, device=like.device, dtype=torch.uint8)
+
+
+def _fake_backward(grad: Tensor, mask: Tensor, stride: Stride = None) -> Tensor:
+    return grad.new_empty(grad.shape) if stride is None else grad.new_empty_strided(grad.shape, stride)
+
+
+# Backward reads one bit an element: of a half type a sixteenth of what the output takes.
+_mask_backward = Operator(
+    "relu_mask_backward",
+    relu_mask_backward_reference,
+    _fake_backward,
+)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
+    output, mask = outputs
+    ctx.stride = None if output.is_contiguous() else output.stride()
+    ctx.save_for_backward(mask)
+
+
+def _backward(ctx: Any, grad: Tensor, *statistics: Any) -> Any:
+    (mask,) = ctx.saved_tensors
+    return _mask_backward(grad, mask, ctx.stride)
+
+
+_mask = Operator(
+    "relu_mask",
+    relu_mask_reference,
+    lambda input: (torch.empty_like(input), input.new_empty((input.numel() + 7) // 8, dtype=torch.uint8)),
+    save=_save,
+    backward=_backward,
+)
+# A batch of masks is no mask: transforms keep the output.
+_op = elementwise("relu", relu_reference, relu_backward_reference, keeps="output", training=_mask)
 
 
 def relu(input: Tensor) -> Tensor:
@@ -25,7 +78,8 @@ def relu(input: Tensor) -> Tensor:
     .. math:: y = \max(x, 0), \qquad
               \frac{\partial L}{\partial x} = \frac{\partial L}{\partial y} \text{ where } x > 0 \text{, else } 0
 
-    NaN stays NaN. The output is kept for the backward, not the input.
+    NaN stays NaN. One bit an element is kept for the backward, neither input nor output (under ``torch.func``
+    transforms the output).
 
     Args:
         input: any shape and strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our kernels; other

@@ -29,6 +29,8 @@ def ulps(out: Tensor, truth: Tensor, *, relative: bool = False, dtype: torch.dty
         raise ValueError(f"result has shape {list(out.shape)}, must have {list(truth.shape)}")
     if out.numel() == 0:
         return 0.0
+    if not out.is_floating_point():
+        return 0.0 if torch.equal(out.cpu(), truth.cpu()) else torch.inf
     rounded = truth.to(out.dtype).double()
     limits = torch.finfo(dtype or out.dtype)
     out, truth = out.detach().cpu().double(), truth.double()
@@ -69,7 +71,9 @@ def incoming_gradients(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def wide_copies(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(a.detach().cpu().double() if isinstance(a, Tensor) else a for a in args)
+    """On the CPU, what is floating point in float64."""
+    tensors = (a.detach().cpu() if isinstance(a, Tensor) else a for a in args)
+    return tuple(a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in tensors)
 
 
 def truth_of(case: Case, args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Evaluation:

@@ -65,7 +65,7 @@ def side_stream(t: Target) -> Iterator[Outcome]:
     stream = torch.cuda.Stream(t.path.device)
     for call in t.case.raw(t.make(), ROWS, COLUMNS):
         expected = call()
-        late = call.with_args(tuple(torch.full_like(x, torch.nan) if isinstance(x, Tensor) else x for x in call.args))
+        late = call.with_args(tuple(_spoiled(x) if isinstance(x, Tensor) else x for x in call.args))
         torch.cuda.synchronize(t.path.device)
         with torch.cuda.stream(stream):
             torch.cuda._sleep(BUSY_CYCLES)
@@ -76,6 +76,10 @@ def side_stream(t: Target) -> Iterator[Outcome]:
         if not all(same_bits(a, b) for a, b in zip(copies, expected, strict=True)):
             wrong[call.op] = call.op
     yield Outcome("side stream", not wrong, detail=", ".join(wrong))
+
+
+def _spoiled(x: Tensor) -> Tensor:
+    return torch.full_like(x, torch.nan) if x.is_floating_point() else ~x
 
 
 def _copies(args: tuple[Any, ...]) -> tuple[Any, ...]:
