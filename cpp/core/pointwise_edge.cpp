@@ -83,8 +83,8 @@ void run_pointwise(const char* op, PointwiseKernels kernels, const Tensor& devic
   if (p.numel > 0) launch(op, kernels, device_of, dtype, p);
 }
 
-void run_pointwise(const char* op, PointwiseKernels kernels, std::initializer_list<Tensor> outputs,
-                   std::initializer_list<Tensor> inputs, std::array<double, kMaxScalars> scalars) {
+void run_pointwise(const char* op, PointwiseKernels kernels, Tensors outputs, Tensors inputs,
+                   std::array<double, kMaxScalars> scalars) {
   Operand operands[kMaxOperands];
   int count = 0;
   for (const Tensor& t : outputs) operands[count++] = {t.mutable_data_ptr(), t.sizes(), t.strides()};

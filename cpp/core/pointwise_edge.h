@@ -1,5 +1,6 @@
 #pragma once
 // The Torch edge that all elementwise ops share: broadcasting, merging of dimensions, the choice of kernel.
+#include <functional>
 #include <initializer_list>
 
 #include "core/pointwise.h"
@@ -19,8 +20,9 @@ struct PointwiseKernels {
 
 // Inputs broadcast to the outputs' shape (the caller has checked that they can); all of one dtype and device. The first
 // output is dense.
-void run_pointwise(const char* op, PointwiseKernels kernels, std::initializer_list<Tensor> outputs,
-                   std::initializer_list<Tensor> inputs, std::array<double, kMaxScalars> scalars = {});
+using Tensors = std::initializer_list<std::reference_wrapper<const Tensor>>;
+void run_pointwise(const char* op, PointwiseKernels kernels, Tensors outputs, Tensors inputs,
+                   std::array<double, kMaxScalars> scalars = {});
 
 // The same over memory that no tensor describes, such as a third of the columns of one; no operand need be dense.
 struct Operand {

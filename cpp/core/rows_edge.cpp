@@ -23,27 +23,28 @@ Rows as_rows(const Tensor& tensor, int64_t dims) {
     }
     count *= sizes[d];
   }
-  if (!fits && n * count > 0) return {as_contiguous(tensor), count, n, n};
-  return {tensor, count, n, stride < 0 ? n : stride};
+  if (fits || n * count == 0) return {std::nullopt, tensor.const_data_ptr(), count, n, stride < 0 ? n : stride};
+  Tensor copy = as_contiguous(tensor);
+  const void* data = copy.const_data_ptr();
+  return {std::move(copy), data, count, n, n};
 }
 
 void check_parameter(const char* op, const char* name, const Tensor& parameter, Shape shape, const Tensor& input) {
   check_same_device(op, name, parameter, "input", input);
   FASTOPS_CHECK(same_shape(parameter.sizes(), shape), op, name, " must have shape ", text_of(shape), ", got ",
                 text_of(parameter.sizes()));
-  const ScalarType own = input.scalar_type();
   const bool half = size_of(*dtype_of(input)) == 2;
-  FASTOPS_CHECK(parameter.scalar_type() == own || (half && parameter.scalar_type() == ScalarType::Float), op, name,
-                " must have input's dtype ", text_of(own), half ? " or torch.float32" : "", ", got ",
+  FASTOPS_CHECK(same_dtype(parameter, input) || (half && dtype_of(parameter) == DType::f32), op, name,
+                " must have input's dtype ", text_of(input.scalar_type()), half ? " or torch.float32" : "", ", got ",
                 text_of(parameter.scalar_type()));
 }
 
 DType parameter_dtype(const Tensor& input, OptionalTensor& weight, OptionalTensor& bias) {
   const DType own = *dtype_of(input);
   DType common = weight ? *dtype_of(*weight) : bias ? *dtype_of(*bias) : own;
-  if (weight && bias && weight->scalar_type() != bias->scalar_type()) common = DType::f32;
-  if (weight) weight = to_dtype(as_contiguous(*weight), common);
-  if (bias) bias = to_dtype(as_contiguous(*bias), common);
+  if (weight && bias && !same_dtype(*weight, *bias)) common = DType::f32;
+  for (OptionalTensor* t : {&weight, &bias})
+    if (*t) *t = to_dtype(as_contiguous(*std::move(*t)), common);
   return common;
 }
 

@@ -7,9 +7,10 @@ namespace fastops {
 
 // A tensor seen as rows of contiguous elements at one distance from each other.
 struct Rows {
-  Tensor tensor;  // the tensor itself, or a contiguous copy where its strides do not allow this view
+  OptionalTensor copy;  // contiguous, where the tensor's own strides do not allow this view
+  const void* pointer;
   int64_t count, n, stride;
-  const void* data() const { return tensor.const_data_ptr(); }
+  const void* data() const { return pointer; }
 };
 
 // The trailing `dims` dimensions make up a row.

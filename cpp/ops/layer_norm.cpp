@@ -38,7 +38,7 @@ Triple layer_norm(const Tensor& input, const std::vector<int64_t>& normalized_sh
   if (input.numel() == 0) {
     fill_zero(mean);
     fill_zero(rstd);
-    return {output, mean, rstd};
+    return {std::move(output), std::move(mean), std::move(rstd)};
   }
 
   Rows rows = as_rows(input, dims);
@@ -62,7 +62,7 @@ Triple layer_norm(const Tensor& input, const std::vector<int64_t>& normalized_sh
     LayerNormForwardCpu* kernel = layer_norm_cpu[isa()];
     run_on_threads(a.rows, a.n * size_of(dtype), [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
   }
-  return {output, mean, rstd};
+  return {std::move(output), std::move(mean), std::move(rstd)};
 }
 
 // Outputs that are not asked for are empty tensors.
@@ -82,7 +82,7 @@ Triple layer_norm_backward(const Tensor& grad, const Tensor& input, const std::v
   for (const Tensor* t : {&mean, &rstd}) {
     const char* name = t == &mean ? "mean" : "rstd";
     check_same_device(op, name, *t, "input", input);
-    FASTOPS_CHECK(same_shape(t->sizes(), leading) && t->scalar_type() == scalar_type(stat) && t->is_contiguous(), op,
+    FASTOPS_CHECK(same_shape(t->sizes(), leading) && dtype_of(*t) == stat && t->is_contiguous(), op,
                   name, " must be layer_norm's own, contiguous, ", text_of(leading), " ", text_of(scalar_type(stat)),
                   ", got ", text_of(t->sizes()), " ", text_of(t->scalar_type()));
   }
@@ -94,7 +94,7 @@ Triple layer_norm_backward(const Tensor& grad, const Tensor& input, const std::v
   if (input.numel() == 0) {
     if (need_weight) fill_zero(grad_weight);
     if (need_bias) fill_zero(grad_bias);
-    return {grad_input, grad_weight, grad_bias};
+    return {std::move(grad_input), std::move(grad_weight), std::move(grad_bias)};
   }
 
   Rows x = as_rows(input, dims), g = as_rows(grad, dims);
@@ -109,7 +109,7 @@ Triple layer_norm_backward(const Tensor& grad, const Tensor& input, const std::v
   a.input_stride = x.stride;
   a.mean = mean.const_data_ptr();
   a.rstd = rstd.const_data_ptr();
-  if (weight) weight = as_contiguous(*weight);
+  if (weight) weight = as_contiguous(*std::move(weight));
   a.weight = data_or_null(weight);
   a.grad_input = need_input ? grad_input.mutable_data_ptr() : nullptr;
   a.partial = nullptr;
@@ -135,7 +135,7 @@ Triple layer_norm_backward(const Tensor& grad, const Tensor& input, const std::v
     run_on_threads(a.chunks, rows_each * a.n * size_of(dtype),
                    [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
   }
-  if (!sums) return {grad_input, grad_weight, grad_bias};
+  if (!sums) return {std::move(grad_input), std::move(grad_weight), std::move(grad_bias)};
 
   ColumnSum columns[2];
   int count = 0;
@@ -146,7 +146,7 @@ Triple layer_norm_backward(const Tensor& grad, const Tensor& input, const std::v
   if (need_weight) add(weight_dtype, grad_weight, 0);
   if (need_bias) add(bias_dtype, grad_bias, 1);
   sum_columns(op, input, columns, count);
-  return {grad_input, grad_weight, grad_bias};
+  return {std::move(grad_input), std::move(grad_weight), std::move(grad_bias)};
 }
 
 FASTOPS_OP("layer_norm",

@@ -38,7 +38,7 @@ Tensor linear_epilogue(const Tensor& input, OptionalTensor bias, const std::stri
   a.n = input.size(input.dim() - 1);
   a.rows = input.numel() / a.n;
   a.input = x.const_data_ptr();
-  if (bias) bias = as_contiguous(*bias);
+  if (bias) bias = as_contiguous(*std::move(bias));
   a.bias = data_or_null(bias);
   a.output = output.mutable_data_ptr();
   if (input.is_cuda()) {
@@ -67,7 +67,7 @@ Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalT
   a.activation = activation_of(op, activation);
   if (saved.numel() == 0) {
     if (need_bias) fill_zero(grad_bias);
-    return {grad_input, grad_bias};
+    return {std::move(grad_input), std::move(grad_bias)};
   }
   Tensor g = as_contiguous(grad), s = as_contiguous(saved), partial = nothing(saved, stat);
   a.dtype = dtype;
@@ -76,7 +76,7 @@ Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalT
   a.rows = saved.numel() / n;
   a.grad = g.const_data_ptr();
   a.saved = s.const_data_ptr();
-  if (bias) bias = as_contiguous(*bias);
+  if (bias) bias = as_contiguous(*std::move(bias));
   a.bias = data_or_null(bias);
   a.grad_input = grad_input.mutable_data_ptr();
   a.partial = nullptr;
@@ -102,7 +102,7 @@ Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalT
     ColumnSum columns{stat, bias_dtype, a.partial, a.chunks, n, n, grad_bias.mutable_data_ptr()};
     sum_columns(op, saved, &columns, 1);
   }
-  return {grad_input, grad_bias};
+  return {std::move(grad_input), std::move(grad_bias)};
 }
 
 FASTOPS_OP("linear_epilogue", "(Tensor input, Tensor? bias, str activation) -> Tensor", linear_epilogue);
