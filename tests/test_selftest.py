@@ -82,10 +82,8 @@ BREAKS = {
         "relu",
         """
 module = sys.modules["fastops.ops.relu"]
-right = module._op._fast
-module._op._fast = lambda x: right(x) * (1 + 2**-20)
-eager = module._op._eager
-module._op._eager = lambda x: eager(x) * (1 + 2**-20)
+right = module._op.call
+module._op.call = lambda x: right(x) * (1 + 2**-20)
 """,
         "forward",
     ),
@@ -94,8 +92,8 @@ module._op._eager = lambda x: eager(x) * (1 + 2**-20)
         """
 from fastops._operator import OPERATORS
 backward = OPERATORS["sigmoid_backward"]
-right = backward._fast
-backward._fast = lambda grad, output: right(grad, output) * 0.9999
+right = backward.call
+backward.call = lambda grad, output: right(grad, output) * 0.9999
 """,
         "gradient",
     ),
@@ -105,7 +103,7 @@ backward._fast = lambda grad, output: right(grad, output) * 0.9999
 module = sys.modules["fastops.ops.square"]
 def crash(*args):
     raise ZeroDivisionError("crashed on purpose")
-module._op._eager = crash
+module._op.call = crash
 """,
         "crashed on purpose",
     ),

@@ -18,9 +18,10 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from .capability import capabilities
@@ -28,6 +29,8 @@ from .capability import capabilities
 _functorch_active = torch._C._are_functorch_transforms_active
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
+_any_requires_grad = torch._C._any_requires_grad
+_unwrapped = torch._C._functorch.unwrap_if_dead
 
 KERNEL_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
@@ -37,7 +40,7 @@ _library = torch.library.Library("fastops", "FRAGMENT")
 
 
 class Operator:
-    """A raw op with its fake, its plain reference and its derivative; calling it is the differentiable function.
+    """A raw op with its fake, its plain reference and its derivative; ``call`` is the differentiable function.
 
     Args:
         name: the raw op's name in ``torch.ops.fastops``.
@@ -74,35 +77,49 @@ class Operator:
         torch.library.register_fake(f"fastops::{name}", _on_one_device(name, fake), lib=_library)
         for op in (name, f"{name}_reference"):
             _library.impl(op, _announced(reference), "CompositeExplicitAutograd")
-        # The builtin behind the overload saves a Python frame on the hot path; Dynamo wants the overload.
-        self._fast = self.raw._op
-        self._eager = _eager_function(self).apply
+        self._eager = _eager_function(self, self.raw).apply
         self._twin = _twin_function(self).apply
+        self.call = _call_of(self)
         OPERATORS[name] = self
 
-    def __call__(self, *inputs: Any) -> Any:
-        try:
-            plain = inputs[0].dtype not in KERNEL_DTYPES
-        except AttributeError:
-            raise TypeError(f"[{self.name}] expected a Tensor first, got {type(inputs[0]).__name__}") from None
-        if plain or _compiling() or _functorch_active() or forward_ad._current_level >= 0:
-            return _public(self._transformed(inputs), self.outputs)
-        if _grad_enabled():
-            for x in inputs:
-                if isinstance(x, torch.Tensor) and x.requires_grad:
-                    return self._eager(*inputs)
-        return _public(_run(self._fast, inputs), self.outputs)
-
     def _transformed(self, inputs: tuple[Any, ...]) -> Any:
+        if not isinstance(inputs[0], Tensor):
+            _raise_type_error(self.name, inputs[0])
         if forward_ad._current_level >= 0 or inputs[0].dtype not in KERNEL_DTYPES:
             return self.reference(*inputs)
         if not _compiling():
             return self._twin(*inputs)
         if _functorch_active():
             return self.reference(*inputs)
-        if _grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
+        if _grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
             return self._eager(*_distinct(inputs))
         return self.raw(*inputs)
+
+
+def _call_of(op: Operator) -> Callable[..., Any]:
+    """The way of a call. On small inputs its cost is what is timed: one frame, and questions that C answers."""
+    outputs = op.outputs
+    # The builtins behind the overload and behind Function.apply save Python frames; Dynamo wants those.
+    raw = op.raw._op
+    function = _eager_function(op, raw)
+    apply = super(Function, function).apply
+
+    def call(*inputs: Any) -> Any:
+        if _compiling() or _functorch_active() or forward_ad._current_level >= 0:
+            return _public(op._transformed(inputs), outputs)
+        if _grad_enabled() and _any_requires_grad(*inputs):
+            if getattr(inputs[0], "dtype", None) in KERNEL_DTYPES:
+                # What outlived a transform, as Function.apply does.
+                return apply(*[_unwrapped(x) if isinstance(x, Tensor) else x for x in inputs])
+            return _public(op._transformed(inputs), outputs)
+        try:
+            result = raw(*inputs)
+        except RuntimeError as error:
+            _raise_typed(error, op.name, inputs)
+            raise
+        return result if type(result) is not tuple else _public(result, outputs)
+
+    return call
 
 
 def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,7 +127,7 @@ def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fake)
     def checked(*inputs: Any) -> Any:
-        devices = {str(x.device) for x in inputs if isinstance(x, torch.Tensor)}
+        devices = {str(x.device) for x in inputs if isinstance(x, Tensor)}
         if len(devices) > 1:
             raise RuntimeError(f"[{name}] all tensors must be on one device, got {' and '.join(sorted(devices))}")
         return fake(*inputs)
@@ -123,7 +140,7 @@ def _announced(reference: Callable[..., Any]) -> Callable[..., Any]:
 
     def kernel(*inputs: Any) -> Any:
         for x in inputs:
-            if isinstance(x, torch.Tensor) and x.is_cuda and x.device.index not in _announced_gpus:
+            if isinstance(x, Tensor) and x.is_cuda and x.device.index not in _announced_gpus:
                 _announce(x.device.index)
         return reference(*inputs)
 
@@ -153,26 +170,32 @@ def _distinct(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Dynamo does not trace a Function that is given one tensor twice."""
     seen: list[Any] = []
     for x in inputs:
-        repeated = isinstance(x, torch.Tensor) and any(x is y for y in seen)
+        repeated = isinstance(x, Tensor) and any(x is y for y in seen)
         seen.append(x.view_as(x) if repeated else x)
     return tuple(seen)
 
 
-def _run(raw: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-    """The raw op; errors cross the stable ABI as text alone, and running out of memory has a type that people catch."""
-    try:
-        return raw(*inputs)
-    except RuntimeError as error:
-        if "CUDA out of memory" in str(error) and not isinstance(error, torch.OutOfMemoryError):
-            raise torch.OutOfMemoryError(str(error)) from None
-        raise
+def _raise_type_error(name: str, first: object) -> NoReturn:
+    raise TypeError(f"[{name}] expected a Tensor first, got {type(first).__name__}")
 
 
-def _eager_function(op: Operator) -> type[Function]:
-    raw, save, outputs = op.raw, op.save, op.outputs  # no bound method: Dynamo of torch 2.10 cannot hold one
+def _raise_typed(error: RuntimeError, name: str, inputs: tuple[Any, ...]) -> None:
+    """Errors cross the stable ABI as text alone; this raises those that have another type."""
+    if not isinstance(inputs[0], Tensor):
+        _raise_type_error(name, inputs[0])
+    if "CUDA out of memory" in str(error) and not isinstance(error, torch.OutOfMemoryError):
+        raise torch.OutOfMemoryError(str(error)) from None
+
+
+def _eager_function(op: Operator, raw: Callable[..., Any]) -> type[Function]:
+    name, save, outputs = op.name, op.save, op.outputs  # no bound method: Dynamo of torch 2.10 cannot hold one
 
     def forward(ctx: Any, *inputs: Any) -> Any:
-        result = _run(raw, inputs)
+        try:
+            result = raw(*inputs)
+        except RuntimeError as error:
+            _raise_typed(error, name, inputs)
+            raise
         save(ctx, inputs, result)
         return _public(result, outputs)
 
@@ -204,8 +227,8 @@ def _twin_function(op: Operator) -> type[Function]:
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
-    ctx.tensors_at = [k for k, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
-    ctx.inputs = [None if isinstance(x, torch.Tensor) else x for x in inputs]
+    ctx.tensors_at = [k for k, x in enumerate(inputs) if isinstance(x, Tensor)]
+    ctx.inputs = [None if isinstance(x, Tensor) else x for x in inputs]
     ctx.save_for_backward(*(inputs[k] for k in ctx.tensors_at))
 
 
@@ -236,7 +259,7 @@ def _backward_of(reference: Callable[..., Any]) -> Callable[..., Any]:
 def elementwise_batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, ...]:
     """The ``batch`` rule of an op whose tensors all have one shape."""
     return tuple(
-        x.movedim(d, 0) if d is not None else x.expand(size, *x.shape) if isinstance(x, torch.Tensor) else x
+        x.movedim(d, 0) if d is not None else x.expand(size, *x.shape) if isinstance(x, Tensor) else x
         for x, d in zip(inputs, in_dims, strict=True)
     )
 
@@ -257,18 +280,18 @@ def elementwise(
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.save_for_backward(output if keeps == "output" else inputs[0])
 
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return derivative(grad, *ctx.saved_tensors)
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return derivative.call(grad, *ctx.saved_tensors)
 
     return Operator(name, reference, fake, save=save, backward=backward, batch=elementwise_batch)
 
 
-def wide(x: torch.Tensor) -> torch.Tensor:
+def wide(x: Tensor) -> Tensor:
     """``x`` in the dtype that kernels compute in: float32 for the half types."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def check_parameter(op: str, name: str, parameter: torch.Tensor, shape: list[int], input: torch.Tensor) -> None:
+def check_parameter(op: str, name: str, parameter: Tensor, shape: list[int], input: Tensor) -> None:
     """An affine parameter as the kernels take it: ``shape``, input's dtype or float32 beside a half type."""
     if list(parameter.shape) != shape:
         raise RuntimeError(f"[{op}] {name} must have shape {shape}, got {list(parameter.shape)}")

@@ -144,7 +144,7 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
         return None, None, None, _sum(wide(grad), rows).to(ctx.bias_dtype), None
     input, weight, bias, mean, rstd = ctx.saved_tensors
     needs = ctx.needs_input_grad[0], ctx.needs_input_grad[2], ctx.needs_input_grad[3]
-    grads = _backward_op(grad, input, ctx.normalized_shape, mean, rstd, weight, bias, ctx.eps, *needs)
+    grads = _backward_op.call(grad, input, ctx.normalized_shape, mean, rstd, weight, bias, ctx.eps, *needs)
     grad_input, grad_weight, grad_bias = (g if need else None for g, need in zip(grads, needs, strict=True))
     return grad_input, None, grad_weight, grad_bias, None
 
@@ -191,4 +191,4 @@ def layer_norm(
     Same as :func:`torch.nn.functional.layer_norm`; under CUDA autocast it likewise computes in and returns float32.
     """
     input, weight, bias = single_precision_on_cuda(input, weight, bias)  # type: ignore[assignment]
-    return _op(input, normalized_shape, weight, bias, eps)
+    return _op.call(input, normalized_shape, weight, bias, eps)

@@ -36,4 +36,4 @@ def relu(input: Tensor) -> Tensor:
 
     Same as :func:`torch.nn.functional.relu` without its ``inplace``; nothing of the caller's is ever overwritten.
     """
-    return _op(input)
+    return _op.call(input)

@@ -36,4 +36,4 @@ def square(input: Tensor) -> Tensor:
     Same as :func:`torch.square`; under CUDA autocast it likewise computes in and returns float32.
     """
     (input,) = single_precision_on_cuda(input)  # type: ignore[assignment]
-    return _op(input)
+    return _op.call(input)
