@@ -52,9 +52,14 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
         "[layer_norm] weight must have input's dtype torch.float16 or torch.float32, got torch.bfloat16",
     ),
     (
-        lambda: raw.layer_norm_backward(r(3, 4), r(3, 4), [4], r(3), r(3, 1), None, None, 1e-5, True, False, False),
+        lambda: raw.layer_norm_backward(r(3, 4), r(3, 4), r(3), r(3, 1), None, None, True, False, False),
         "[layer_norm_backward] rstd must be layer_norm's own, contiguous, [3] torch.float32, got [3, 1] torch.float32",
     ),
+    (
+        lambda: raw.layer_norm_backward(r(3, 4), r(3, 4), r(3, 4), r(3, 4), None, None, True, False, False),
+        "[layer_norm_backward] the statistics must have fewer dimensions than input, 2, got 2",
+    ),
+    (lambda: raw.layer_norm(r(3, 4), None, None, 3), "[layer_norm] dims must be 1 to input's 2, got 3"),
     (
         lambda: fastops.linear(r(3, 4), r(5, 4), None, "tanh"),
         "[linear] activation must be None or one of relu, sigmoid, gelu, silu, got 'tanh'",

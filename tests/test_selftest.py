@@ -128,9 +128,8 @@ library.impl("axpby", spoil, allow_override=True)
 import torch
 library = torch.library.Library("fastops", "IMPL", "CPU")
 right = torch.ops.fastops.layer_norm_reference.default
-def spoil(input, normalized_shape, weight=None, bias=None, eps=1e-5):
-    out, mean, rstd = right(input, normalized_shape, weight, bias, eps)
-    return out * (1 + 2**-23 * (input.shape[0] % 2)), mean, rstd
+def spoil(input, weight=None, bias=None, dims=1, eps=1e-5):
+    return right(input, weight, bias, dims, eps) * (1 + 2**-23 * (input.shape[0] % 2))
 library.impl("layer_norm", spoil, allow_override=True)
 """,
         "row alone as in the batch",

@@ -8,8 +8,8 @@ namespace fastops {
 // A tensor seen as rows of contiguous elements at one distance from each other.
 struct Rows {
   OptionalTensor copy;  // contiguous, where the tensor's own strides do not allow this view
-  const void* pointer;
-  int64_t count, n, stride;
+  const void* pointer = nullptr;
+  int64_t count = 0, n = 0, stride = 0;
   const void* data() const { return pointer; }
 };
 
@@ -29,5 +29,7 @@ int64_t cpu_chunks(int64_t rows);
 void sum_columns(const char* op, const Tensor& device_of, const ColumnSum* sums, int count);
 
 inline const void* data_or_null(const OptionalTensor& tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
+inline const void* data_or_null(const Tensor* tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
+inline void* writable_or_null(const OptionalTensor& tensor) { return tensor ? tensor->mutable_data_ptr() : nullptr; }
 
 }  // namespace fastops

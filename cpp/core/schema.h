@@ -30,6 +30,10 @@ struct Name<double> {
   static constexpr std::string_view value = "float";
 };
 template <>
+struct Name<std::optional<double>> {
+  static constexpr std::string_view value = "float?";
+};
+template <>
 struct Name<bool> {
   static constexpr std::string_view value = "bool";
 };

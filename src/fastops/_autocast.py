@@ -21,18 +21,26 @@ def lower_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(t.to(dtype) if _castable(t) else t for t in tensors)
 
 
-def single_precision_on_cuda(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """As torch does for layer_norm and square: under CUDA autocast the half types in float32; on CPU nothing."""
-    first = _input(tensors[0])
-    if not (first.is_cuda and torch.is_autocast_enabled("cuda")):
-        return tensors
+def on_cuda_autocast(first: Tensor) -> bool:
+    """Whether torch would have layer_norm and square compute in float32: under CUDA autocast; on CPU it does not."""
+    try:
+        return first.is_cuda and torch.is_autocast_enabled("cuda")
+    except AttributeError:
+        raise _type_error(first) from None
+
+
+def single_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(t.float() if _castable(t) else t for t in tensors)
 
 
 def _input(x: object) -> Tensor:
     if not isinstance(x, Tensor):
-        raise TypeError(f"[fastops] input must be a Tensor, got {type(x).__name__}")
+        raise _type_error(x)
     return x
+
+
+def _type_error(x: object) -> TypeError:
+    return TypeError(f"[fastops] input must be a Tensor, got {type(x).__name__}")
 
 
 def _castable(t: Tensor | None) -> TypeGuard[Tensor]:

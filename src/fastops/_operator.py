@@ -51,6 +51,7 @@ class Operator:
         backward: ``backward(ctx, *grad_outputs)`` returns a gradient or None for each input. None: derived from the
             reference.
         outputs: how many outputs are differentiable; those after them are statistics for ``backward``.
+        forward: the raw op that returns those statistics too, where this one does not. Default: this one.
         batch: ``batch(size, in_dims, *inputs)`` returns the inputs with the batch as leading dimension, if the raw op
             then treats its elements apart, or None. Without it every batch goes through ``torch.vmap`` of the
             reference.
@@ -65,11 +66,13 @@ class Operator:
         save: Callable[..., None] | None = None,
         backward: Callable[..., Any] | None = None,
         outputs: int = 1,
+        forward: Operator | None = None,
         batch: Callable[..., Any] | None = None,
     ) -> None:
         self.name = name
         self.reference = reference
         self.outputs = outputs
+        self.forward = forward or self
         self.batch = batch
         self.raw = getattr(torch.ops.fastops, name).default
         self.save = save if save and backward else _save_inputs
@@ -77,7 +80,7 @@ class Operator:
         torch.library.register_fake(f"fastops::{name}", _on_one_device(name, fake), lib=_library)
         for op in (name, f"{name}_reference"):
             _library.impl(op, _announced(reference), "CompositeExplicitAutograd")
-        self._eager = _eager_function(self, self.raw).apply
+        self._eager = _eager_function(self, self.forward.raw).apply
         self._twin = _twin_function(self).apply
         self.call = _call_of(self)
         OPERATORS[name] = self
@@ -101,7 +104,7 @@ def _call_of(op: Operator) -> Callable[..., Any]:
     outputs = op.outputs
     # The builtins behind the overload and behind Function.apply save Python frames; Dynamo wants those.
     raw = op.raw._op
-    function = _eager_function(op, raw)
+    function = _eager_function(op, op.forward.raw._op)
     apply = super(Function, function).apply
 
     def call(*inputs: Any) -> Any:
@@ -214,11 +217,11 @@ def _twin_function(op: Operator) -> type[Function]:
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         batched = op.batch(info.batch_size, in_dims, *inputs) if op.batch else None
-        out = op._twin(*batched) if batched else torch.vmap(op.reference, in_dims)(*inputs)
+        out = op._twin(*batched) if batched else torch.vmap(op.forward.reference, in_dims)(*inputs)
         return out, tuple(0 for _ in out) if isinstance(out, tuple) else 0
 
     methods = {
-        "forward": staticmethod(lambda *inputs: op.raw(*inputs)),
+        "forward": staticmethod(lambda *inputs: op.forward.raw(*inputs)),
         "setup_context": staticmethod(setup_context),
         "backward": staticmethod(backward),
         "vmap": staticmethod(vmap),

@@ -12,16 +12,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._autocast import lower_precision, single_precision_on_cuda
+from ._autocast import lower_precision, on_cuda_autocast, single_precision
+from ._norm import trailing_dims
+from .ops.add_layer_norm import add_layer_norm_reference
+from .ops.add_rms_norm import add_rms_norm_reference
 from .ops.axpby import axpby_reference
 from .ops.layer_norm import layer_norm_reference
 from .ops.linear import check_activation, linear_epilogue_reference
 from .ops.lltm import lltm_cell_reference
 from .ops.relu import relu_reference as relu
+from .ops.rms_norm import rms_norm_reference
 from .ops.sigmoid import sigmoid_reference as sigmoid
 from .ops.square import square_reference as square
 
-__all__ = ["axpby", "layer_norm", "linear", "lltm", "relu", "sigmoid", "square"]
+__all__ = [
+    "add_layer_norm",
+    "add_rms_norm",
+    "axpby",
+    "layer_norm",
+    "linear",
+    "lltm",
+    "relu",
+    "rms_norm",
+    "sigmoid",
+    "square",
+]
 
 
 def axpby(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
@@ -45,8 +60,56 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """:func:`fastops.layer_norm` in plain PyTorch."""
-    input, weight, bias = single_precision_on_cuda(input, weight, bias)  # type: ignore[assignment]
-    return layer_norm_reference(input, normalized_shape, weight, bias, eps)[0]
+    if on_cuda_autocast(input):
+        input, weight, bias = single_precision(input, weight, bias)  # type: ignore[assignment]
+    dims = trailing_dims("layer_norm", input, normalized_shape)
+    return layer_norm_reference(input, weight, bias, dims, eps)[0]
+
+
+def rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    weight_offset: float = 0.0,
+) -> Tensor:
+    """:func:`fastops.rms_norm` in plain PyTorch."""
+    if on_cuda_autocast(input):
+        input, weight = single_precision(input, weight)  # type: ignore[assignment]
+    dims = trailing_dims("rms_norm", input, normalized_shape)
+    return rms_norm_reference(input, weight, dims, eps, weight_offset)[0]
+
+
+def add_layer_norm(
+    input: Tensor,
+    residual: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor]:
+    """:func:`fastops.add_layer_norm` in plain PyTorch."""
+    if on_cuda_autocast(input):
+        input, residual, weight, bias = single_precision(input, residual, weight, bias)  # type: ignore[assignment]
+    dims = trailing_dims("add_layer_norm", input, normalized_shape)
+    return add_layer_norm_reference(input, residual, weight, bias, dims, eps)[:2]
+
+
+def add_rms_norm(
+    input: Tensor,
+    residual: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    weight_offset: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """:func:`fastops.add_rms_norm` in plain PyTorch."""
+    if on_cuda_autocast(input):
+        input, residual, weight = single_precision(input, residual, weight)  # type: ignore[assignment]
+    dims = trailing_dims("add_rms_norm", input, normalized_shape)
+    return add_rms_norm_reference(input, residual, weight, dims, eps, weight_offset)[:2]
 
 
 def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:

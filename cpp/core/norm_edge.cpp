@@ -1,0 +1,170 @@
+#include "core/norm_edge.h"
+
+#include <limits>
+
+namespace fastops {
+
+FASTOPS_CPU_KERNEL(norm_forward, NormForwardCpu);
+FASTOPS_CPU_KERNEL(norm_backward, NormBackwardCpu);
+FASTOPS_CUDA_KERNEL(norm_forward, NormForwardCuda);
+FASTOPS_CUDA_KERNEL(norm_backward, NormBackwardCuda);
+FASTOPS_CUDA_KERNEL(norm_backward_plan, NormPlanCuda);
+
+static Shape leading_of(const Tensor& input, int64_t dims) { return Shape(input.sizes().data(), input.dim() - dims); }
+static Shape trailing_of(const Tensor& input, int64_t dims) {
+  return Shape(input.sizes().data() + input.dim() - dims, dims);
+}
+
+static void check_parameters(const char* op, const Tensor& input, Shape shape, const OptionalTensor& weight,
+                             const OptionalTensor& bias) {
+  if (weight) check_parameter(op, "weight", *weight, shape, input);
+  if (bias) check_parameter(op, "bias", *bias, shape, input);
+}
+
+double rms_eps(std::optional<double> eps, const Tensor& input) {
+  if (eps) return *eps;
+  const bool wide = accumulate_type(*dtype_of(input)) == DType::f64;
+  return wide ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
+}
+
+NormOutputs norm_forward(NormForwardCall c) {
+  const Tensor& input = c.input;
+  FASTOPS_CHECK(c.dims >= 1 && c.dims <= input.dim(), c.op, "dims must be 1 to input's ", input.dim(), ", got ", c.dims);
+  check_parameters(c.op, input, trailing_of(input, c.dims), c.weight, c.bias);
+  if (c.residual) check_alike(c.op, "residual", *c.residual, "input", input);
+
+  const DType dtype = *dtype_of(input), stat = accumulate_type(dtype);
+  NormOutputs out{allocate(input.sizes(), input, dtype), {}, {}, {}};
+  if (c.residual) out.sum = allocate(input.sizes(), input, dtype);
+  if (c.statistics) {
+    if (c.norm == Norm::layer) out.centre = allocate(leading_of(input, c.dims), input, stat);
+    out.rstd = allocate(leading_of(input, c.dims), input, stat);
+  }
+  if (input.numel() == 0) {
+    for (const OptionalTensor* t : {&out.centre, &out.rstd})
+      if (*t) fill_zero(**t);
+    return out;
+  }
+
+  Rows x = as_rows(input, c.dims), residual;
+  if (c.residual) residual = as_rows(*c.residual, c.dims);
+  NormForward a;
+  a.norm = c.norm;
+  a.dtype = dtype;
+  a.parameter = parameter_dtype(input, c.weight, c.bias);
+  a.rows = x.count;
+  a.n = x.n;
+  a.input = x.data();
+  a.input_stride = x.stride;
+  a.residual = residual.data();
+  a.residual_stride = residual.stride;
+  a.weight = data_or_null(c.weight);
+  a.bias = data_or_null(c.bias);
+  a.weight_offset = c.weight_offset;
+  a.eps = c.eps;
+  a.output = out.output.mutable_data_ptr();
+  a.sum = writable_or_null(out.sum);
+  a.centre = writable_or_null(out.centre);
+  a.rstd = writable_or_null(out.rstd);
+  if (input.is_cuda()) {
+    cuda::Launch launch(c.op, input.get_device_index());
+    launch.check(norm_forward_cuda[launch.group()](a, launch.stream()));
+  } else {
+    NormForwardCpu* kernel = norm_forward_cpu[isa()];
+    run_on_threads(a.rows, a.n * size_of(dtype), [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
+  }
+  return out;
+}
+
+static void check_statistic(const NormBackwardCall& c, const char* name, const Tensor& t, Shape leading, DType dtype) {
+  check_same_device(c.op, name, t, c.input_name, c.input);
+  FASTOPS_CHECK(same_shape(t.sizes(), leading) && dtype_of(t) == dtype && t.is_contiguous(), c.op,
+                name, " must be ", c.forward_op, "'s own, contiguous, ", text_of(leading), " ",
+                text_of(scalar_type(dtype)), ", got ", text_of(t.sizes()), " ", text_of(t.scalar_type()));
+}
+
+NormGradients norm_backward(NormBackwardCall c) {
+  const Tensor& input = c.input;
+  // The statistics have the dimensions that were not normalised over.
+  const int64_t dims = input.dim() - (c.centre ? *c.centre : c.rstd).dim();
+  FASTOPS_CHECK(dims >= 1, c.op, "the statistics must have fewer dimensions than ", c.input_name, ", ", input.dim(),
+                ", got ", input.dim() - dims);
+  const Shape shape = trailing_of(input, dims), leading = leading_of(input, dims);
+  check_parameters(c.op, input, shape, c.weight, c.bias);
+  check_alike(c.op, "grad", c.grad, c.input_name, input);
+  if (c.grad_sum) check_alike(c.op, "grad_sum", *c.grad_sum, c.input_name, input);
+  const DType dtype = *dtype_of(input), stat = accumulate_type(dtype);
+  if (c.centre) check_statistic(c, "centre", *c.centre, leading, stat);
+  check_statistic(c, "rstd", c.rstd, leading, stat);
+
+  auto allocate_parameter = [&](bool needed, const OptionalTensor& like) {
+    const DType own = like ? *dtype_of(*like) : dtype;
+    return needed ? allocate(shape, input, own) : nothing(input, own);
+  };
+  NormGradients out{c.need_input ? allocate(input.sizes(), input, dtype) : nothing(input, dtype),
+                    allocate_parameter(c.need_weight, c.weight),
+                    {}};
+  if (c.norm == Norm::layer) out.bias = allocate_parameter(c.need_bias, c.bias);
+  if (input.numel() == 0) {
+    if (c.need_weight) fill_zero(out.weight);
+    if (c.need_bias) fill_zero(*out.bias);
+    return out;
+  }
+
+  Rows x = as_rows(input, dims), g = as_rows(c.grad, dims), g_sum;
+  if (c.grad_sum) g_sum = as_rows(*c.grad_sum, dims);
+  if (c.weight) c.weight = as_contiguous(*std::move(c.weight));
+  NormBackward a;
+  a.norm = c.norm;
+  a.dtype = dtype;
+  a.parameter = c.weight ? *dtype_of(*c.weight) : dtype;
+  a.rows = x.count;
+  a.n = x.n;
+  a.grad = g.data();
+  a.grad_stride = g.stride;
+  a.grad_sum = g_sum.data();
+  a.grad_sum_stride = g_sum.stride;
+  a.input = x.data();
+  a.input_stride = x.stride;
+  a.centre = data_or_null(c.centre);
+  a.rstd = c.rstd.const_data_ptr();
+  a.weight = data_or_null(c.weight);
+  a.weight_offset = c.weight_offset;
+  a.grad_input = c.need_input ? out.input.mutable_data_ptr() : nullptr;
+  a.partial = nullptr;
+  a.chunks = cpu_chunks(a.rows);
+
+  OptionalTensor partial;
+  const bool sums = c.need_weight || c.need_bias;
+  auto make_partial = [&] {
+    if (!sums) return;
+    partial = allocate(std::array<int64_t, 1>{a.chunks * a.sums() * a.n}, input, stat);
+    a.partial = partial->mutable_data_ptr();
+  };
+  if (input.is_cuda()) {
+    cuda::Launch launch(c.op, input.get_device_index());
+    norm_backward_plan_cuda[launch.group()](a);
+    make_partial();
+    launch.check(norm_backward_cuda[launch.group()](a, launch.stream()));
+  } else {
+    make_partial();
+    const int64_t rows_each = (a.rows + a.chunks - 1) / a.chunks;
+    NormBackwardCpu* kernel = norm_backward_cpu[isa()];
+    run_on_threads(a.chunks, rows_each * a.n * size_of(dtype),
+                   [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
+  }
+  if (!sums) return out;
+
+  ColumnSum columns[2];
+  int count = 0;
+  auto add = [&](const Tensor& result, int64_t which) {
+    const char* from = static_cast<const char*>(a.partial) + which * a.n * size_of(stat);
+    columns[count++] = {stat, *dtype_of(result), from, a.chunks, a.sums() * a.n, a.n, result.mutable_data_ptr()};
+  };
+  if (c.need_weight) add(out.weight, 0);
+  if (c.need_bias) add(*out.bias, 1);
+  sum_columns(c.op, input, columns, count);
+  return out;
+}
+
+}  // namespace fastops

@@ -1,0 +1,94 @@
+"""What a row of the table is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .inputs import DTYPES, Make
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Positional arguments of a public function, built on demand."""
+
+    name: str
+    build: Callable[[Make], tuple[Any, ...]]
+    large: bool = False  # too slow for a quick run
+    small: bool = False  # small enough for finite differences
+
+    def args(self, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> tuple[Any, ...]:
+        return self.build(Make(device, dtype, seed))
+
+
+@dataclass(frozen=True)
+class RawCall:
+    """A call of ``torch.ops.fastops.<op>`` whose tensors, but for those at ``shared``, have the batch in front."""
+
+    op: str
+    args: tuple[Any, ...]
+    shared: tuple[int, ...] = ()
+    row_outputs: tuple[int, ...] = (0,)
+
+    def __call__(self) -> tuple[Tensor, ...]:
+        out = getattr(torch.ops.fastops, self.op)(*self.args)
+        return out if isinstance(out, tuple) else (out,)
+
+    @property
+    def reference(self) -> RawCall:
+        """The same call of the plain composition."""
+        return RawCall(f"{self.op}_reference", self.args, self.shared, self.row_outputs)
+
+    def with_args(self, args: tuple[Any, ...]) -> RawCall:
+        return RawCall(self.op, args, self.shared, self.row_outputs)
+
+    def rows(self, begin: int, end: int) -> RawCall:
+        """The same call with some of the rows alone."""
+        return self.with_args(
+            tuple(
+                x[begin:end] if isinstance(x, Tensor) and k not in self.shared else x for k, x in enumerate(self.args)
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Largest errors in ulps, as ``selftest.accuracy`` defines them."""
+
+    forward: float
+    gradient: float
+    kernel: float  # of a raw op by itself, in ulps of each result's own dtype
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    function: Callable[..., Any]
+    reference: Callable[..., Any]  # what runs where no kernel fits
+    plain: Callable[..., Any]  # the formula, written apart from the op; at float64 the truth
+    torch_op: Callable[..., Any] | None  # torch's own, with the same arguments
+    samples: tuple[Sample, ...]
+    raw: Callable[[Make, int, int], list[RawCall]]  # (make, rows, columns): every raw op behind it; runs no kernel
+    problem: Callable[[Make, int, int], tuple[Any, ...]]  # (make, rows, columns): all positional arguments, to be timed
+    bounds: dict[torch.dtype, Bound]
+    formula: str
+    gradient: str
+    relative: bool = False  # nothing cancels in an output: each element keeps its own digits
+    relative_gradient: bool = False  # likewise in a gradient
+    rounds_between: bool = False  # an intermediate is rounded to the input's dtype, whatever the result's
+    # (args, outputs): what any backward must read beside the incoming gradients. None: every tensor argument.
+    gradient_reads: Callable[[tuple[Any, ...], tuple[Tensor, ...]], tuple[Tensor, ...]] | None = None
+    dtypes: tuple[torch.dtype, ...] = DTYPES
+
+    @property
+    def small_samples(self) -> Iterator[Sample]:
+        return (s for s in self.samples if s.small)
+
+
+def bounds(**ulps: tuple[float, float, float]) -> dict[torch.dtype, Bound]:
+    names = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
+    return {names[name]: Bound(*errors) for name, errors in ulps.items()}

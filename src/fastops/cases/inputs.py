@@ -1,0 +1,82 @@
+"""Random tensors of every dtype and layout, the same numbers everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+HALVES = (torch.float16, torch.bfloat16)
+
+Layout = Callable[[Tensor], Tensor]
+
+
+class Make:
+    """Normally distributed tensors of one device and dtype, the same numbers on every device and in every layout."""
+
+    def __init__(self, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> None:
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __call__(
+        self,
+        *shape: int,
+        scale: float = 1.0,
+        shift: float = 0.0,
+        dtype: torch.dtype | None = None,
+        layout: Layout | None = None,
+    ) -> Tensor:
+        return laid_out(self._random(shape, scale, shift, dtype or self.dtype), layout)
+
+    def _random(self, shape: tuple[int, ...], scale: float, shift: float, dtype: torch.dtype) -> Tensor:
+        values = torch.randn(shape, generator=self._generator, dtype=torch.float64) * scale + shift
+        return values.to(dtype).to(self.device)
+
+    @property
+    def parameter_dtype(self) -> torch.dtype:
+        """The other dtype that affine parameters may have: float32 beside the half types."""
+        return torch.float32 if self.dtype in HALVES else self.dtype
+
+
+def transposed(t: Tensor) -> Tensor:
+    return t.mT.contiguous().mT
+
+
+def stepped(t: Tensor) -> Tensor:
+    """Every second element of a larger tensor, along each dimension."""
+    view = t.new_zeros([2 * n + 1 for n in t.shape])[tuple(slice(1, None, 2) for _ in t.shape)]
+    return view.copy_(t)
+
+
+def row_slice(t: Tensor) -> Tensor:
+    """The first columns of wider rows."""
+    view = t.new_zeros(*t.shape[:-1], t.shape[-1] + 64)[..., : t.shape[-1]]
+    return view.copy_(t)
+
+
+def misaligned(t: Tensor) -> Tensor:
+    """Contiguous, one element behind an aligned address."""
+    return t.new_zeros(t.numel() + 1)[1:].view(t.shape).copy_(t)
+
+
+def expanded(t: Tensor) -> Tensor:
+    """The first row for all rows, at stride 0."""
+    return t[:1].expand(t.shape)
+
+
+def channels_last(t: Tensor) -> Tensor:
+    return t.contiguous(memory_format=torch.channels_last)
+
+
+def laid_out(t: Tensor, layout: Layout | None) -> Tensor:
+    return layout(t) if layout else t
+
+
+LAYOUTS: tuple[Layout, ...] = (transposed, stepped, row_slice, misaligned, expanded)
+
+
+# Around the vector widths of every ISA level and dtype, then odd primes.
+SIZES = (0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 61, 127, 257)

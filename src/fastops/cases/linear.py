@@ -1,0 +1,95 @@
+"""Inputs of linear, and its formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..ops.linear import ACTIVATIONS
+from .case import RawCall, Sample
+from .inputs import LAYOUTS, Layout, Make, expanded, laid_out, misaligned, transposed
+
+_PLAIN_ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
+    None: lambda u: u,
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "gelu": lambda u: u * torch.erfc(u * -(0.5**0.5)) / 2,  # F.gelu is u·(1 + erf) / 2, which cancels in the left tail
+    "silu": F.silu,
+}
+
+
+def plain(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+    u = input @ weight.mT
+    return _PLAIN_ACTIVATIONS[activation](u if bias is None else u + bias)
+
+
+_TORCH_ACTIVATIONS = _PLAIN_ACTIVATIONS | {"gelu": F.gelu}
+
+
+def torch_op(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+    return _TORCH_ACTIVATIONS[activation](F.linear(input, weight, bias))
+
+
+def samples() -> Iterator[Sample]:
+    def sample(
+        name: str,
+        activation: str | None,
+        leading: tuple[int, ...],
+        k: int,
+        n: int,
+        bias: str | None = "own",
+        x: Layout | None = None,
+        w: Layout | None = None,
+        b: Layout | None = None,
+        **flags: bool,
+    ) -> Sample:
+        def build(make: Make) -> tuple[Any, ...]:
+            dtype = make.parameter_dtype if bias == "f32" else make.dtype
+            if activation == "relu":
+                # Whole numbers and a half: products and sums are exact and none is near the kink, where the rounding of
+                # the product would decide whether a gradient is there.
+                first = make(*leading, k, layout=lambda t: laid_out(t.round(), x))
+                second = make(n, k, layout=lambda t: laid_out(t.round(), w))
+                third = make(n, dtype=dtype, layout=lambda t: laid_out(t.round() + 0.5, b))
+            else:
+                first = make(*leading, k, layout=x)
+                second = make(n, k, scale=max(k, 1) ** -0.5, layout=w)  # the product then has variance 1
+                third = make(n, dtype=dtype, layout=b)
+            return first, second, third if bias else None, activation
+
+        return Sample(f"{activation or 'none'}-{name}", build, **flags)
+
+    for a in (None, *ACTIVATIONS):
+        yield sample("small", a, (3,), 4, 5, small=True)
+        yield sample("3d", a, (2, 3), 5, 7)
+        yield sample("wide", a, (37,), 64, 65)
+        yield sample("no_bias", a, (7,), 13, 17, bias=None)
+        yield sample("f32_bias", a, (37,), 31, 33, bias="f32")
+        yield sample("no_rows", a, (0,), 5, 3)
+        yield sample("many_rows", a, (4099,), 16, 19, large=True)
+    for a in ("gelu", "relu"):
+        yield sample("one", a, (1,), 1, 1)
+        yield sample("vector", a, (), 5, 3)
+        yield sample("no_features_in", a, (3,), 0, 5)
+        for layout in LAYOUTS:
+            yield sample(f"{layout.__name__}_input", a, (37,), 31, 33, x=layout)
+        yield sample("transposed_weight", a, (37,), 31, 33, w=transposed)
+        yield sample("misaligned_bias", a, (37,), 31, 33, b=misaligned)
+        yield sample("expanded_bias", a, (37,), 31, 33, b=expanded)
+
+
+def raw(make: Make, rows: int, n: int) -> list[RawCall]:
+    def pair(activation: str, bias_dtype: torch.dtype | None) -> Iterator[RawCall]:
+        bias = None if bias_dtype is None else make(n, dtype=bias_dtype)
+        forward = RawCall("linear_epilogue", (make(rows, n), bias, activation), shared=(1,))
+        saved = forward.reference()[0] if activation in ("relu", "sigmoid") else forward.args[0]
+        yield forward
+        args = (make(rows, n), saved, bias, activation, True)
+        yield RawCall("linear_epilogue_backward", args, shared=(2,))
+
+    calls = [call for activation in ("none", *ACTIVATIONS) for call in pair(activation, make.dtype)]
+    return [*calls, *pair("gelu", None), *pair("silu", make.parameter_dtype)]

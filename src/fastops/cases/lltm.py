@@ -1,0 +1,69 @@
+"""Inputs of lltm, and its formula."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .case import RawCall, Sample
+from .inputs import LAYOUTS, SIZES, Layout, Make
+
+
+def plain(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
+    gates = torch.cat([old_h, input], 1) @ weights.mT + bias
+    gate_in, gate_out, candidate = gates.chunk(3, 1)
+    new_cell = old_cell + F.elu(candidate) * torch.sigmoid(gate_in)
+    return torch.tanh(new_cell) * torch.sigmoid(gate_out), new_cell
+
+
+def samples() -> Iterator[Sample]:
+    def sample(
+        name: str,
+        batch: int,
+        features: int,
+        state: int,
+        row_bias: bool = False,
+        layout: Layout | None = None,
+        **flags: bool,
+    ) -> Sample:
+        def build(make: Make) -> tuple[Any, ...]:
+            scale = max(state + features, 1) ** -0.5
+            bias = make(3 * state)
+            return (
+                make(batch, features, layout=layout),
+                make(3 * state, state + features, scale=scale, layout=layout),
+                bias.view(1, -1) if row_bias else bias,
+                make(batch, state, layout=layout),
+                make(batch, state, layout=layout),
+            )
+
+        return Sample(name, build, **flags)
+
+    yield sample("small", 3, 4, 5, row_bias=True, small=True)
+    yield sample("small_flat_bias", 2, 1, 3, small=True)
+    for state in SIZES[1:]:
+        yield sample(f"state{state}", 5, 7, state)
+    yield sample("no_rows", 0, 4, 5)
+    yield sample("no_features", 3, 0, 5)
+    yield sample("no_state", 3, 4, 0)
+    yield sample("one_row", 1, 32, 128)
+    yield sample("rows4099", 4099, 3, 17, large=True)
+    for layout in LAYOUTS:
+        yield sample(layout.__name__, 37, 9, 33, layout=layout)
+
+
+def problem(make: Make, rows: int, n: int) -> tuple[Any, ...]:
+    weights = make(3 * n, 2 * n, scale=(2 * n) ** -0.5)
+    return make(rows, n), weights, make(3 * n), make(rows, n), make(rows, n)
+
+
+def raw(make: Make, rows: int, n: int) -> list[RawCall]:
+    gates, cell = make(rows, 3 * n), make(rows, n)
+    return [
+        RawCall("lltm_cell", (gates, cell), row_outputs=(0, 1)),
+        RawCall("lltm_cell_backward", (make(rows, n), make(rows, n), gates, cell), row_outputs=(0, 1)),
+    ]

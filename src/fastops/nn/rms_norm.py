@@ -1,0 +1,53 @@
+"""RMS normalisation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..ops.rms_norm import rms_norm
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    r"""Applies :func:`fastops.rms_norm` over the trailing dimensions; :class:`torch.nn.RMSNorm` with a weight offset.
+
+    Args:
+        normalized_shape (int or list of int): sizes of the trailing dimensions; one integer stands for the last alone.
+        eps (float or None): added to the mean square; None as in :func:`fastops.rms_norm`.
+        elementwise_affine (bool): learn a factor, initially 1.
+        device, dtype: of the parameter; a float32 parameter may go with half-precision inputs.
+        weight_offset (float): added to ``weight``, which starts at ``1 - weight_offset``: with 1.0 at zero.
+
+    Shape:
+        ``[*, *normalized_shape]`` to the same.
+
+    The parameter and the state_dict are torch's: ``weight``, ``normalized_shape``.
+
+    Example::
+
+        >>> norm = fastops.nn.RMSNorm(768)
+        >>> norm(torch.randn(8, 512, 768)).shape
+        torch.Size([8, 512, 768])
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | list[int] | torch.Size,
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        weight_offset: float = 0.0,
+    ) -> None:
+        self.weight_offset = weight_offset  # before torch initialises the weight
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+
+    def reset_parameters(self) -> None:
+        if self.elementwise_affine:
+            torch.nn.init.constant_(self.weight, 1.0 - self.weight_offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.normalized_shape, self.weight, self.eps, weight_offset=self.weight_offset)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (f", weight_offset={self.weight_offset}" if self.weight_offset else "")

@@ -1,0 +1,136 @@
+"""add_layer_norm: a residual connection and the layer norm behind it, in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .._autocast import on_cuda_autocast, single_precision
+from .._norm import check, fake_gradients, fake_outputs, layer_backward, layer_forward, norm_operator, trailing_dims
+
+Pair = tuple[Tensor, Tensor]
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
+def add_layer_norm_reference(
+    input: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    dims: int = 1,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The op in plain PyTorch: output, sum, centre (the mean's distance from the row's first element) and rstd."""
+    check("add_layer_norm", input, dims, weight, bias, residual)
+    sum = input + residual
+    output, centre, rstd = layer_forward(sum, weight, bias, dims, eps)
+    return output, sum, centre, rstd
+
+
+def add_layer_norm_backward_reference(
+    grad: Tensor,
+    grad_sum: Tensor | None,
+    sum: Tensor,
+    centre: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    need_input: bool = True,
+    need_weight: bool = True,
+    need_bias: bool = True,
+    eps: float = 1e-5,
+) -> Triple:
+    """Gradients for the sum, which is that of input and of residual, for weight and for bias."""
+    dims = sum.dim() - rstd.dim()
+    return layer_backward(
+        grad, grad_sum, sum, dims, weight, bias, need_input, need_weight, need_bias, eps
+    )
+
+
+def _fake(
+    statistics: bool,
+    input: Tensor,
+    residual: Tensor,
+    weight: Any = None,
+    bias: Any = None,
+    dims: int = 1,
+    *numbers: Any,
+) -> Any:
+    check("add_layer_norm", input, dims, weight, bias, residual)
+    return fake_outputs(input, dims, full=2, statistics=2 if statistics else 0)
+
+
+def _fake_backward(
+    grad: Tensor,
+    grad_sum: Tensor | None,
+    sum: Tensor,
+    centre: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    need_input: bool = True,
+    need_weight: bool = True,
+    need_bias: bool = True,
+    *numbers: Any,
+) -> tuple[Tensor, ...]:
+    return fake_gradients(sum, rstd, (weight, bias), (need_input, need_weight, need_bias))
+
+
+_op = norm_operator(
+    "add_layer_norm",
+    add_layer_norm_reference,
+    _fake,
+    add_layer_norm_backward_reference,
+    _fake_backward,
+    residual=True,
+    parameters=2,
+)
+
+
+def add_layer_norm(
+    input: Tensor,
+    residual: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Pair:
+    r"""A residual connection and the layer normalisation behind it: ``layer_norm(input + residual)`` and that sum.
+
+    .. math:: s = x + r, \quad y = \frac{s - \mathrm{E}[s]}{\sqrt{\mathrm{Var}[s] + \epsilon}} \cdot w + b
+
+    :math:`s` is rounded to the dtype, and what is normalised is the rounded sum: ``output`` has the bits of
+    :func:`fastops.layer_norm` of it. Backward folds both incoming gradients into one pass. With :math:`h` the
+    normalised sum and :math:`g = w\,\partial L/\partial y`,
+
+    .. math:: \frac{\partial L}{\partial x} = \frac{\partial L}{\partial r} =
+              \frac{g - \mathrm{E}[g] - h\,\mathrm{E}[g h]}{\sqrt{\mathrm{Var}[s] + \epsilon}}
+              + \frac{\partial L}{\partial s}
+
+    rounded once; those of :math:`w` and :math:`b` are :func:`fastops.layer_norm`'s.
+
+    Args:
+        input: ``[*, *normalized_shape]``, any strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our
+            kernels; other dtypes and devices the plain composition.
+        residual: of ``input``'s shape and dtype, any strides.
+        normalized_shape: sizes of the trailing dimensions to normalise over, at least one.
+        weight: ``normalized_shape``, of ``input``'s dtype, or float32 beside a half-precision input. None: 1.
+        bias: likewise. None: 0.
+        eps: added to the variance, in the units of ``input`` squared.
+
+    Returns:
+        ``(output, input + residual)``, new tensors of ``input``'s shape and dtype.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices that do not fit.
+
+    Under CUDA autocast it computes in and returns float32, as :func:`torch.nn.functional.layer_norm` does.
+    """
+    if on_cuda_autocast(input):
+        input, residual, weight, bias = single_precision(input, residual, weight, bias)  # type: ignore[assignment]
+    dims = trailing_dims("add_layer_norm", input, normalized_shape)
+    if dims == 1 and eps == 1e-5:
+        return _op.call(input, residual, weight, bias)
+    return _op.call(input, residual, weight, bias, dims, eps)

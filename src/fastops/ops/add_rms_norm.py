@@ -1,0 +1,130 @@
+"""add_rms_norm: a residual connection and the RMS norm behind it, in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .._autocast import on_cuda_autocast, single_precision
+from .._norm import check, fake_gradients, fake_outputs, norm_operator, rms_backward, rms_forward, trailing_dims
+
+Pair = tuple[Tensor, Tensor]
+
+
+def add_rms_norm_reference(
+    input: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    dims: int = 1,
+    eps: float | None = None,
+    weight_offset: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The op in plain PyTorch: output, sum and rstd, one over the root mean square."""
+    check("add_rms_norm", input, dims, weight, residual=residual)
+    sum = input + residual
+    output, rstd = rms_forward(sum, weight, dims, eps, weight_offset)
+    return output, sum, rstd
+
+
+def add_rms_norm_backward_reference(
+    grad: Tensor,
+    grad_sum: Tensor | None,
+    sum: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    need_input: bool = True,
+    need_weight: bool = True,
+    eps: float | None = None,
+    weight_offset: float = 0.0,
+) -> Pair:
+    """Gradients for the sum, which is that of input and of residual, and for weight."""
+    dims = sum.dim() - rstd.dim()
+    return rms_backward(
+        grad, grad_sum, sum, dims, weight, need_input, need_weight, eps, weight_offset
+    )
+
+
+def _fake(
+    statistics: bool,
+    input: Tensor,
+    residual: Tensor,
+    weight: Any = None,
+    dims: int = 1,
+    *numbers: Any,
+) -> Any:
+    check("add_rms_norm", input, dims, weight, residual=residual)
+    return fake_outputs(input, dims, full=2, statistics=1 if statistics else 0)
+
+
+def _fake_backward(
+    grad: Tensor,
+    grad_sum: Tensor | None,
+    sum: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    need_input: bool = True,
+    need_weight: bool = True,
+    *numbers: Any,
+) -> tuple[Tensor, ...]:
+    return fake_gradients(sum, rstd, (weight,), (need_input, need_weight))
+
+
+_op = norm_operator(
+    "add_rms_norm",
+    add_rms_norm_reference,
+    _fake,
+    add_rms_norm_backward_reference,
+    _fake_backward,
+    residual=True,
+    parameters=1,
+)
+
+
+def add_rms_norm(
+    input: Tensor,
+    residual: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    weight_offset: float = 0.0,
+) -> Pair:
+    r"""A residual connection and the RMS normalisation behind it: ``rms_norm(input + residual)`` and that sum.
+
+    .. math:: s = x + r, \quad y = \frac{s}{\sqrt{\mathrm{E}[s^2] + \epsilon}} \cdot (w + o)
+
+    :math:`s` is rounded to the dtype, and what is normalised is the rounded sum: ``output`` has the bits of
+    :func:`fastops.rms_norm` of it. Backward folds both incoming gradients into one pass. With :math:`h` the normalised
+    sum and :math:`g = (w + o)\,\partial L/\partial y`,
+
+    .. math:: \frac{\partial L}{\partial x} = \frac{\partial L}{\partial r} =
+              \frac{g - h\,\mathrm{E}[g h]}{\sqrt{\mathrm{E}[s^2] + \epsilon}} + \frac{\partial L}{\partial s}
+
+    rounded once; that of :math:`w` is :func:`fastops.rms_norm`'s.
+
+    Args:
+        input: ``[*, *normalized_shape]``, any strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our
+            kernels; other dtypes and devices the plain composition.
+        residual: of ``input``'s shape and dtype, any strides.
+        normalized_shape: sizes of the trailing dimensions to normalise over, at least one.
+        weight: ``normalized_shape``, of ``input``'s dtype, or float32 beside a half-precision input. None: no factor.
+        eps: added to the mean square, in the units of ``input`` squared. None: the step at 1 of the type that is
+            computed in, 2^-23, or 2^-52 for float64.
+        weight_offset: :math:`o`, added to ``weight`` where there is one; 1.0 for weights kept around zero, as Gemma's.
+
+    Returns:
+        ``(output, input + residual)``, new tensors of ``input``'s shape and dtype.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices that do not fit.
+
+    Under CUDA autocast it computes in and returns float32, as :func:`torch.nn.functional.rms_norm` does.
+    """
+    if on_cuda_autocast(input):
+        input, residual, weight = single_precision(input, residual, weight)  # type: ignore[assignment]
+    dims = trailing_dims("add_rms_norm", input, normalized_shape)
+    if dims == 1 and eps is None and weight_offset == 0.0:
+        return _op.call(input, residual, weight)
+    return _op.call(input, residual, weight, dims, eps, weight_offset)

@@ -1,0 +1,122 @@
+"""rms_norm: rows divided by their root mean square, then scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .._autocast import on_cuda_autocast, single_precision
+from .._norm import check, fake_gradients, fake_outputs, norm_operator, rms_backward, rms_forward, trailing_dims
+
+Pair = tuple[Tensor, Tensor]
+
+
+def rms_norm_reference(
+    input: Tensor,
+    weight: Tensor | None = None,
+    dims: int = 1,
+    eps: float | None = None,
+    weight_offset: float = 0.0,
+) -> Pair:
+    """The op in plain PyTorch: output and rstd, one over the root mean square."""
+    check("rms_norm", input, dims, weight)
+    return rms_forward(input, weight, dims, eps, weight_offset)
+
+
+def rms_norm_backward_reference(
+    grad: Tensor,
+    input: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    need_input: bool = True,
+    need_weight: bool = True,
+    eps: float | None = None,
+    weight_offset: float = 0.0,
+) -> Pair:
+    """Gradients for input and weight."""
+    dims = input.dim() - rstd.dim()
+    return rms_backward(
+        grad, None, input, dims, weight, need_input, need_weight, eps, weight_offset
+    )
+
+
+def _fake(
+    statistics: bool,
+    input: Tensor,
+    weight: Any = None,
+    dims: int = 1,
+    *numbers: Any,
+) -> Any:
+    check("rms_norm", input, dims, weight)
+    return fake_outputs(input, dims, full=1, statistics=1 if statistics else 0)
+
+
+def _fake_backward(
+    grad: Tensor,
+    input: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    need_input: bool = True,
+    need_weight: bool = True,
+    *numbers: Any,
+) -> tuple[Tensor, ...]:
+    return fake_gradients(input, rstd, (weight,), (need_input, need_weight))
+
+
+_op = norm_operator(
+    "rms_norm",
+    rms_norm_reference,
+    _fake,
+    rms_norm_backward_reference,
+    _fake_backward,
+    residual=False,
+    parameters=1,
+)
+
+
+def rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    weight_offset: float = 0.0,
+) -> Tensor:
+    r"""Root mean square normalisation over the trailing dimensions (Zhang, Sennrich 2019, arXiv:1910.07467).
+
+    .. math:: y = \frac{x}{\sqrt{\mathrm{E}[x^2] + \epsilon}} \cdot (w + o)
+
+    with the mean over the dimensions of ``normalized_shape``. With :math:`h` the normalised input and
+    :math:`g = (w + o)\,\partial L/\partial y`,
+
+    .. math:: \frac{\partial L}{\partial x} = \frac{g - h\,\mathrm{E}[g h]}{\sqrt{\mathrm{E}[x^2] + \epsilon}},
+              \quad \frac{\partial L}{\partial w} = \sum_{rows} h\,\frac{\partial L}{\partial y}
+
+    Statistics, sums and :math:`w + o` are float32 (float64 for float64). A row's result depends on nothing but the row.
+
+    Args:
+        input: ``[*, *normalized_shape]``, any strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our
+            kernels; other dtypes and devices the plain composition.
+        normalized_shape: sizes of the trailing dimensions to normalise over, at least one.
+        weight: ``normalized_shape``, of ``input``'s dtype, or float32 beside a half-precision input. None: no factor.
+        eps: added to the mean square, in the units of ``input`` squared. None: the step at 1 of the type that is
+            computed in, 2^-23, or 2^-52 for float64.
+        weight_offset: :math:`o`, added to ``weight`` where there is one; 1.0 for weights kept around zero, as Gemma's.
+
+    Returns:
+        A new tensor of ``input``'s shape and dtype.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices that do not fit.
+
+    Without ``weight_offset`` the same as :func:`torch.nn.functional.rms_norm`; under CUDA autocast it likewise computes
+    in and returns float32.
+    """
+    if on_cuda_autocast(input):
+        input, weight = single_precision(input, weight)  # type: ignore[assignment]
+    dims = trailing_dims("rms_norm", input, normalized_shape)
+    if dims == 1 and eps is None and weight_offset == 0.0:
+        return _op.call(input, weight)
+    return _op.call(input, weight, dims, eps, weight_offset)
