@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from table import assert_close, batch_of, every_case, every_small_sample, function_of, scalar_of
-from torch import Tensor, func
+from torch import Tensor
 from torch.autograd import forward_ad
+from transforms import every_transform, grad, vmap, vmap_grad
 
 import fastops
 from fastops.cases import Case, Make, Sample, by_name
@@ -33,89 +34,8 @@ def test_gradcheck_forward_and_batched(case: Case, sample: Sample, device: torch
     assert torch.autograd.gradcheck(f.ours, inputs, check_forward_ad=True, check_batched_grad=True)
 
 
-def _grad(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
-    return func.grad(scalar_of(f), tuple(range(len(x))))(*x)
-
-
-def _jvp(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
-    return func.jvp(f, tuple(x), tuple(b[0] for b in batch))
-
-
-def _vjp(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
-    out, pull = func.vjp(f, *x)
-    return pull(torch.utils._pytree.tree_map(torch.cos, out))
-
-
-def _vmap(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
-    return func.vmap(f)(*batch)
-
-
-def _vmap_of_first(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
-    return func.vmap(f, (0, *[None] * (len(x) - 1)))(batch[0], *x[1:])
-
-
-def _vmap_of_last(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
-    return func.vmap(f, (*[None] * (len(x) - 1), 0))(*x[:-1], batch[-1])
-
-
-def _vmap_of_vmap(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
-    return func.vmap(func.vmap(f))(*[torch.stack([b, -b]) for b in batch])
-
-
-def _vmap_last_dim(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
-    return func.vmap(f, -1)(*[b.movedim(0, -1) for b in batch])
-
-
-def _vmap_grad(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
-    return func.vmap(func.grad(scalar_of(f), tuple(range(len(x)))))(*batch)
-
-
-def _vmap_grad_of_first(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
-    in_dims = (0, *[None] * (len(x) - 1))
-    return func.vmap(func.grad(scalar_of(f), tuple(range(len(x)))), in_dims)(batch[0], *x[1:])
-
-
-def _hessian(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
-    return func.hessian(scalar_of(f), tuple(range(len(x))))(*x)
-
-
-def _jacrev(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
-    return func.jacrev(f, tuple(range(len(x))))(*x)
-
-
-def _jacrev_of_jacrev(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
-    return func.jacrev(func.jacrev(scalar_of(f)))(*x)
-
-
-def _jacfwd_of_jacfwd(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
-    return func.jacfwd(func.jacfwd(scalar_of(f)))(*x)
-
-
-def _jacrev_of_jacfwd(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
-    return func.jacrev(func.jacfwd(scalar_of(f)))(*x)
-
-
-TRANSFORMS = (
-    _grad,
-    _jvp,
-    _vjp,
-    _vmap,
-    _vmap_of_first,
-    _vmap_of_last,
-    _vmap_of_vmap,
-    _vmap_last_dim,
-    _vmap_grad,
-    _vmap_grad_of_first,
-    _hessian,
-    _jacrev,
-    _jacrev_of_jacrev,
-    _jacfwd_of_jacfwd,
-    _jacrev_of_jacfwd,
-)
-
-
 @every_small_sample
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=lambda t: t.__name__.strip("_"))
+@every_transform
 def test_functional_transforms(case: Case, sample: Sample, device: torch.device, transform: Callable[..., Any]) -> None:
     f = function_of(case, sample, device)
     x, batch = list(f.tensors), batch_of(f.tensors)
@@ -220,7 +140,7 @@ def test_compile_without_gradients(case: Case, device: torch.device) -> None:
 
 
 @every_case
-@pytest.mark.parametrize("transform", [_vmap, _grad, _vmap_grad], ids=lambda t: t.__name__.strip("_"))
+@pytest.mark.parametrize("transform", [vmap, grad, vmap_grad], ids=lambda t: t.__name__)
 def test_compile_transforms(case: Case, device: torch.device, transform: Callable[..., Any]) -> None:
     f = function_of(case, next(case.small_samples), device)
     torch._dynamo.reset()
@@ -234,6 +154,10 @@ def test_inductor_with_dynamic_shapes(device: torch.device) -> None:
 
     def network(x: Tensor, g: Tensor, w: Tensor, b: Tensor, gates: Tensor, gate_bias: Tensor) -> Tensor:
         y = fastops.layer_norm(x, (x.shape[-1],), g, g)
+        y = fastops.rms_norm(y, (x.shape[-1],), g, 1e-6, weight_offset=1.0)
+        y, r = fastops.add_layer_norm(y, x, (x.shape[-1],), g, g)
+        y, r = fastops.add_rms_norm(y, r, (x.shape[-1],), g)
+        y = y + r
         h = fastops.linear(y, w, b, "gelu") + fastops.linear(y, w, b, "relu")
         h = fastops.axpby(fastops.square(h), fastops.relu(h), 3.0, -1.0)
         new_h, new_cell = fastops.lltm(y, gates, gate_bias, h, fastops.sigmoid(h))
@@ -242,6 +166,10 @@ def test_inductor_with_dynamic_shapes(device: torch.device) -> None:
     def plain(x: Tensor, g: Tensor, w: Tensor, b: Tensor, gates: Tensor, gate_bias: Tensor) -> Tensor:
         op = {name: case.plain for name, case in by_name().items()}
         y = op["layer_norm"](x, (x.shape[-1],), g, g)
+        y = op["rms_norm"](y, (x.shape[-1],), g, 1e-6, weight_offset=1.0)
+        y, r = op["add_layer_norm"](y, x, (x.shape[-1],), g, g)
+        y, r = op["add_rms_norm"](y, r, (x.shape[-1],), g)
+        y = y + r
         h = op["linear"](y, w, b, "gelu") + op["linear"](y, w, b, "relu")
         h = 3 * h * h - op["relu"](h)
         new_h, new_cell = op["lltm"](y, gates, gate_bias, h, torch.sigmoid(h))

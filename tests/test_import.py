@@ -72,7 +72,8 @@ print(json.dumps([sorted(set(sys.modules) - before), driver() == driver_before, 
 
 
 def test_public_names() -> None:
-    operators = {"square", "relu", "sigmoid", "axpby", "linear", "layer_norm", "lltm"}
+    operators = {"square", "relu", "sigmoid", "axpby", "linear", "layer_norm", "rms_norm", "lltm"}
+    operators |= {"add_layer_norm", "add_rms_norm"}
     assert operators | {"nn", "reference", "capabilities"} <= set(fastops.__all__)
     assert operators <= set(fastops.reference.__all__)
     for name in fastops.__all__:

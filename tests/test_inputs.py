@@ -95,23 +95,34 @@ def test_sigmoid_is_stable(dtype: torch.dtype, device: torch.device) -> None:
     assert x.grad.tolist() == [0.0, 0.0]
 
 
+NORMS: tuple[Callable[..., Tensor], ...] = (
+    fastops.layer_norm,
+    fastops.rms_norm,
+    lambda x, shape: fastops.add_layer_norm(x, torch.zeros_like(x), shape)[0],
+    lambda x, shape: fastops.add_rms_norm(x, torch.zeros_like(x), shape)[0],
+)
+
+
 @every_dtype
-def test_layer_norm_keeps_bad_values_in_their_row(dtype: torch.dtype, device: torch.device) -> None:
-    x = Make(device, dtype)(5, 37)
-    expected = fastops.layer_norm(x, (37,))
-    x[1, 3], x[3, 36] = torch.nan, torch.inf
-    y = fastops.layer_norm(x, (37,))
-    assert y[1].isnan().all()
-    assert y[3].isnan().any()
-    for row in (0, 2, 4):
-        assert same_bits(y[row], expected[row])
+def test_norms_keep_bad_values_in_their_row(dtype: torch.dtype, device: torch.device) -> None:
+    for norm in NORMS:
+        x = Make(device, dtype)(5, 37)
+        expected = norm(x, (37,))
+        x[1, 3], x[3, 36] = torch.nan, torch.inf
+        y = norm(x, (37,))
+        assert y[1].isnan().all()
+        assert y[3].isnan().any()
+        for row in (0, 2, 4):
+            assert same_bits(y[row], expected[row])
 
 
-def test_layer_norm_of_large_half_values(device: torch.device) -> None:
+def test_norms_of_large_half_values(device: torch.device) -> None:
     """Squares that overflow float16 do not overflow here."""
     x = Make(device, torch.float16)(4, 64, scale=2e4)
-    y = fastops.layer_norm(x.clamp(-6e4, 6e4), (64,))
-    torch.testing.assert_close(y.double().std(-1, correction=0), torch.ones(4).to(y.device).double(), atol=1e-2, rtol=0)
+    ones = torch.ones(4, dtype=torch.float64, device=device)
+    for norm in NORMS:
+        y = norm(x.clamp(-6e4, 6e4), (64,)).double()
+        torch.testing.assert_close(y.square().mean(-1).sqrt(), ones, atol=1e-2, rtol=0)
 
 
 @every_unary
@@ -189,9 +200,10 @@ def test_axpby_promotes(device: torch.device) -> None:
 
 def test_normalized_shape_of_any_sequence(device: torch.device) -> None:
     x = torch.randn(2, 3, 4, device=device)
-    expected = fastops.layer_norm(x, (3, 4))
-    for shape in ([3, 4], torch.Size([3, 4]), x.shape[1:]):
-        assert same_bits(fastops.layer_norm(x, shape), expected)
+    for norm in NORMS:
+        expected = norm(x, (3, 4))
+        for shape in ([3, 4], torch.Size([3, 4]), x.shape[1:]):
+            assert same_bits(norm(x, shape), expected)
 
 
 @every_case

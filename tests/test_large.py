@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import fastops
+from fastops.cases.norms import ADD_LAYER_NORM, ADD_RMS_NORM, LAYER_NORM, RMS_NORM, Norm
 
 ELEMENTS = 2**31 + 4096 + 3
 NEEDED_GIB = 20
@@ -19,6 +21,18 @@ def free_gib(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.mem_get_info()[0] / 2**30
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+
+
+NORMS = (LAYER_NORM, RMS_NORM, ADD_LAYER_NORM, ADD_RMS_NORM)
+
+
+def raw(
+    norm: Norm, which: str, *args: Any, parameter: Tensor | None = None, needs: tuple[bool, ...] = ()
+) -> tuple[Tensor, ...]:
+    """The raw op with this parameter as weight and, for a layer norm, bias."""
+    numbers = (1e-5,) if norm.layer else (1e-5, 0.0)
+    op = getattr(torch.ops.fastops, norm.name + which)
+    return op(*args, *[parameter] * (1 + norm.layer), *numbers, *needs[: 2 + norm.layer])
 
 
 @pytest.fixture
@@ -50,23 +64,24 @@ def test_elementwise(large: Tensor, function: Callable[[Tensor], Tensor], expect
 
 
 @pytest.mark.slow
-def test_rows_beyond(device: torch.device, large: Tensor) -> None:
-    """The last rows of layer_norm, forward and backward, are those of these rows alone."""
+@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.name)
+def test_rows_beyond(device: torch.device, large: Tensor, norm: Norm) -> None:
+    """The last rows of each norm, forward and backward, are those of these rows alone."""
     n = 4096
     x = large[3:].view(-1, n)
     x[-2:] = torch.randn(2, n, device=device).bfloat16()
-    y, mean, rstd = torch.ops.fastops.layer_norm(x, [n], None, None, 1e-5)
-    alone = torch.ops.fastops.layer_norm(x[-2:], [n], None, None, 1e-5)
-    for a, b in zip((y, mean, rstd), alone, strict=True):
+    whole, alone = ([x[:1].expand(rows.shape)] * norm.residual for rows in (x, x[-2:]))
+    out = raw(norm, "", x, *whole, [n])
+    for a, b in zip(out, raw(norm, "", x[-2:], *alone, [n]), strict=True):
         assert torch.equal(a[-2:], b)
-    del y
+    kept = out[1] if norm.residual else x
+    statistics = out[1 + norm.residual :]
+    del out, a, b
     grad = x[-1:].expand(x.shape)
-    (grad_input, *_) = torch.ops.fastops.layer_norm_backward(
-        grad, x, [n], mean, rstd, None, None, 1e-5, True, False, False
-    )
-    (expected, *_) = torch.ops.fastops.layer_norm_backward(
-        grad[-2:], x[-2:], [n], mean[-2:].contiguous(), rstd[-2:].contiguous(), None, None, 1e-5, True, False, False
-    )
+    grads = [grad] * (1 + norm.residual)
+    (grad_input, *_) = raw(norm, "_backward", *grads, kept, [n], *statistics, needs=(True, False, False))
+    last = [g[-2:] for g in grads], [s[-2:].contiguous() for s in statistics]
+    (expected, *_) = raw(norm, "_backward", *last[0], kept[-2:], [n], *last[1], needs=(True, False, False))
     assert torch.equal(grad_input[-2:], expected)
 
 
@@ -102,8 +117,13 @@ def test_parameter_gradients_beyond(device: torch.device, large: Tensor) -> None
     f32 = torch.zeros(n, device=device)
     grad_bias = ops.linear_epilogue_backward(grad, grad, f32, "none", True)[1]
     torch.testing.assert_close(grad_bias, expected)
-    _, mean, rstd = ops.layer_norm(x[:1], [n], f32, f32, 1e-5)
-    mean, rstd = (t.expand(len(grad)).contiguous() for t in (mean, rstd))
-    _, grad_weight, grad_bias = ops.layer_norm_backward(grad, x, [n], mean, rstd, f32, f32, 1e-5, False, True, True)
-    torch.testing.assert_close(grad_bias, expected)
-    torch.testing.assert_close(grad_weight, expected * torch.nn.functional.layer_norm(x[0].float(), (n,)))
+    for norm in NORMS:
+        forward = raw(norm, "", x[:1], *[torch.zeros_like(x[:1])] * norm.residual, [n], parameter=f32)
+        statistics = [s.expand(len(grad)).contiguous() for s in forward[1 + norm.residual :]]
+        grads = [grad] + [None] * norm.residual
+        needs = (False, True, True)
+        _, grad_weight, *biases = raw(norm, "_backward", *grads, x, [n], *statistics, parameter=f32, needs=needs)
+        for grad_bias in biases:
+            torch.testing.assert_close(grad_bias, expected)
+        normalised = fastops.layer_norm if norm.layer else fastops.rms_norm
+        torch.testing.assert_close(grad_weight, expected * normalised(x[0].float(), (n,), eps=1e-5))

@@ -61,6 +61,53 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     ),
     (lambda: raw.layer_norm(r(3, 4), None, None, 3), "[layer_norm] dims must be 1 to input's 2, got 3"),
     (
+        lambda: raw.layer_norm_backward(r(3, 4), r(3, 4), r(4), r(3), None, None, True, False, False),
+        "[layer_norm_backward] centre must be layer_norm's own, contiguous, [3] torch.float32, got [4] torch.float32",
+    ),
+    (
+        lambda: fastops.rms_norm(r(3, 4), (3,)),
+        "[rms_norm] input must end in normalized_shape [3], got shape [3, 4]",
+    ),
+    (
+        lambda: fastops.rms_norm(r(3, 4), (4,), r(4, dtype=torch.float64), weight_offset=1.0),
+        "[rms_norm] weight must have input's dtype torch.float32, got torch.float64",
+    ),
+    (
+        lambda: fastops.rms_norm(torch.ones(3, 4, dtype=torch.int64), (4,)),
+        "[rms_norm] input must be floating point or complex, got torch.int64",
+    ),
+    (
+        lambda: fastops.add_rms_norm(r(3, 4), r(4), (4,)),
+        "[add_rms_norm] residual must have input's shape [3, 4], got [4]",
+    ),
+    (
+        lambda: fastops.add_rms_norm(r(3, 4), r(3, 4, dtype=torch.float16), (4,)),
+        "[add_rms_norm] residual must have input's dtype torch.float32, got torch.float16",
+    ),
+    (
+        lambda: fastops.add_layer_norm(r(3, 4), r(3, 5), (4,)),
+        "[add_layer_norm] residual must have input's shape [3, 4], got [3, 5]",
+    ),
+    (
+        lambda: fastops.add_layer_norm(r(3, 4), r(3, 4), (4,), None, r(5)),
+        "[add_layer_norm] bias must have shape [4], got [5]",
+    ),
+    (
+        lambda: raw.add_rms_norm_backward(r(3, 4), r(3), r(3, 4), r(3), None, True, False),
+        "[add_rms_norm_backward] grad_sum must have sum's shape [3, 4], got [3]",
+    ),
+    (
+        lambda: raw.add_rms_norm_backward(r(3, 4), None, r(3, 4), r(3), r(5), True, False),
+        "[add_rms_norm_backward] weight must have shape [4], got [5]",
+    ),
+    (
+        lambda: raw.add_layer_norm_backward(
+            r(3, 4), None, r(3, 4), r(3), r(3, dtype=torch.float64), None, None, True, False, False
+        ),
+        "[add_layer_norm_backward] rstd must be add_layer_norm's own, contiguous, [3] torch.float32, "
+        "got [3] torch.float64",
+    ),
+    (
         lambda: fastops.linear(r(3, 4), r(5, 4), None, "tanh"),
         "[linear] activation must be None or one of relu, sigmoid, gelu, silu, got 'tanh'",
     ),
@@ -143,9 +190,10 @@ def test_message_of_another_device(cuda: torch.device) -> None:
             lambda: fastops.axpby(r(3), r(3).to(cuda)),
             lambda: fastops.layer_norm(r(3, 4).to(cuda), (4,), r(4)),
             lambda: fastops.linear(r(3, 4).to(cuda), r(5, 4).to(cuda), r(5), "gelu"),
+            lambda: fastops.add_rms_norm(r(3, 4).to(cuda), r(3, 4), (4,)),
         )
     ):
-        name, first = (("y", "x"), ("weight", "input"), ("bias", "input"))[k]
+        name, first = (("y", "x"), ("weight", "input"), ("bias", "input"), ("residual", "input"))[k]
         with pytest.raises(RuntimeError, match=rf"\] {name} must be on {first}'s device c\w+(:0)?, got c"):
             call()
 

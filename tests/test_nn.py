@@ -94,6 +94,16 @@ CASES = {
         ((5, 9),),
         parameters=False,
     ),
+    "RMSNorm": Case(lambda **o: nn.RMSNorm(9, **o), lambda **o: torch.nn.RMSNorm(9, **o), ((5, 9),)),
+    "RMSNorm over two dimensions": Case(
+        lambda **o: nn.RMSNorm([4, 9], 1e-3, **o), lambda **o: torch.nn.RMSNorm([4, 9], 1e-3, **o), ((5, 4, 9),)
+    ),
+    "RMSNorm without a parameter": Case(
+        lambda **o: nn.RMSNorm(9, elementwise_affine=False, **o),
+        lambda **o: torch.nn.RMSNorm(9, elementwise_affine=False, **o),
+        ((5, 9),),
+        parameters=False,
+    ),
     "ReLU": Case(lambda **o: nn.ReLU(), lambda **o: torch.nn.ReLU(), ((4, 6),), parameters=False),
     "Sigmoid": Case(lambda **o: nn.Sigmoid(), lambda **o: torch.nn.Sigmoid(), ((4, 6),), parameters=False),
     "LLTM": Case(lambda **o: nn.LLTM(4, 3, **o), lambda **o: TutorialLLTM(4, 3, **o), ((5, 4), (5, 3), (5, 3))),
@@ -252,6 +262,7 @@ def test_compile_without_graph_break(case: Case) -> None:
 def test_modules_are_torchs() -> None:
     assert issubclass(nn.Linear, torch.nn.Linear)
     assert issubclass(nn.LayerNorm, torch.nn.LayerNorm)
+    assert issubclass(nn.RMSNorm, torch.nn.RMSNorm)
     assert issubclass(nn.ReLU, torch.nn.ReLU)
     assert issubclass(nn.Sigmoid, torch.nn.Sigmoid)
 
@@ -261,6 +272,8 @@ def test_arguments_by_position_are_torchs() -> None:
     norm = nn.LayerNorm(9, 1e-3, True, False, None, F64)
     assert (norm.eps, norm.weight.dtype) == (1e-3, F64)
     assert norm.bias is None
+    rms = nn.RMSNorm(9, 1e-3, True, None, F64)
+    assert (rms.eps, rms.weight.dtype) == (1e-3, F64)
 
 
 def test_lltm_starts_from_zeros_without_a_state() -> None:
@@ -299,6 +312,9 @@ REFERENCES: dict[str, tuple[list[tuple[int, ...]], dict[str, Any]]] = {
     "axpby": ([(4, 6), (6,)], {"alpha": 3.0, "beta": -1.0}),
     "linear": ([(3, 7), (5, 7), (5,)], {"activation": "silu"}),
     "layer_norm": ([(5, 9)], {"normalized_shape": (9,)}),
+    "rms_norm": ([(5, 9)], {"normalized_shape": (9,), "weight_offset": 1.0}),
+    "add_layer_norm": ([(5, 9), (5, 9)], {"normalized_shape": (9,)}),
+    "add_rms_norm": ([(5, 9), (5, 9)], {"normalized_shape": (9,)}),
     "lltm": ([(5, 4), (9, 7), (9,), (5, 3), (5, 3)], {}),
 }
 

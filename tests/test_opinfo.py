@@ -16,6 +16,7 @@ OURS: dict[str, Callable[..., Any]] = {
     "nn.functional.layer_norm": fastops.layer_norm,
     "nn.functional.linear": fastops.linear,
     "nn.functional.relu": fastops.relu,
+    "nn.functional.rms_norm": fastops.rms_norm,
     "sigmoid": fastops.sigmoid,
     "square": fastops.square,
 }

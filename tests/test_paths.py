@@ -7,25 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from recorder import Recorder
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastops
-
-
-class Recorder(TorchDispatchMode):
-    """Counts the calls of our raw ops."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ops: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "fastops":
-            self.ops.append(func._opname)
-        return func(*args, **(kwargs or {}))
-
 
 X, W, B = torch.randn(3, 4), torch.randn(4), torch.randn(4)
 CALLS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str]] = {
@@ -35,6 +21,13 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str]] = {
     "axpby": (fastops.axpby, (X, X.clone()), "axpby"),
     "axpby_of_one": (lambda x: fastops.axpby(x, x, 3.0, -1.0), (X,), "axpby"),
     "layer_norm": (lambda x, w, b: fastops.layer_norm(x, (x.shape[-1],), w, b), (X, W, B), "layer_norm"),
+    "rms_norm": (lambda x, w: fastops.rms_norm(x, (x.shape[-1],), w, weight_offset=1.0), (X, W), "rms_norm"),
+    "add_layer_norm": (
+        lambda x, r, w, b: fastops.add_layer_norm(x, r, (x.shape[-1],), w, b)[0],
+        (X, X.cos(), W, B),
+        "add_layer_norm",
+    ),
+    "add_rms_norm": (lambda x, r, w: fastops.add_rms_norm(x, r, (x.shape[-1],), w)[0], (X, X.cos(), W), "add_rms_norm"),
     "linear": (lambda x, w, b: fastops.linear(x, w, b, "gelu"), (X, torch.randn(4, 4), B), "linear_epilogue"),
     "lltm": (
         lambda *args: fastops.lltm(*args)[0],
@@ -122,6 +115,9 @@ WRONG = {
     "normalized_shape": lambda x: fastops.layer_norm(x, (5,)),
     "weight shape": lambda x: fastops.layer_norm(x, (4,), torch.ones(3, 1, device=x.device)),
     "weight dtype": lambda x: fastops.layer_norm(x, (4,), torch.ones(4, dtype=torch.float64, device=x.device)),
+    "rms_norm": lambda x: fastops.rms_norm(x, (5,)),
+    "residual": lambda x: fastops.add_layer_norm(x, x[:2], (4,)),
+    "residual dtype": lambda x: fastops.add_rms_norm(x, x.double(), (4,)),
     "bias of linear": lambda x: fastops.linear(
         x, torch.ones(5, 4, device=x.device), torch.ones(7, device=x.device), "relu"
     ),
@@ -136,7 +132,7 @@ def test_wrong_input_has_one_message_on_every_path(call: Callable[[Tensor], Any]
         return str(error.value)
 
     expected = message(lambda: call(X))
-    assert expected.startswith("[l")
+    assert expected.startswith(("[layer_norm] ", "[rms_norm] ", "[add_layer_norm] ", "[add_rms_norm] ", "[linear] "))
     assert message(lambda: call(X.to("meta"))) == expected
     assert expected in message(lambda: torch.func.jvp(call, (X,), (X,)))
     torch._dynamo.reset()

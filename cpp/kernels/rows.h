@@ -4,7 +4,8 @@
 
 namespace fastops::FASTOPS_ISA {
 
-constexpr int64_t kBlockVectors = 64;  // summed apart, then added: rounding errors grow with n / block, not n
+// Blocks of vectors are summed apart, and so are groups of blocks: rounding errors grow with the cube root of n, about.
+constexpr int64_t kBlockVectors = 64, kGroupBlocks = 32;
 
 template <class A, int Sums>
 struct sums {
@@ -17,7 +18,8 @@ FASTOPS_INLINE sums<accumulate_t<T>, Sums> sum_row(int64_t n, F f) {
   using A = accumulate_t<T>;
   using V = typename simd<A>::vec;
   constexpr int W = simd<A>::size;
-  V total[Sums] = {};
+  V total[Sums] = {}, group[Sums] = {};
+  int64_t blocks = 0;
   for (int64_t block = 0; block < n; block += kBlockVectors * W) {
     const int64_t stop = n - block < kBlockVectors * W ? n : block + kBlockVectors * W;
     V even[Sums] = {}, odd[Sums] = {};  // two chains hide the latency of an addition
@@ -36,8 +38,14 @@ FASTOPS_INLINE sums<accumulate_t<T>, Sums> sum_row(int64_t n, F f) {
       f(i, stop - i < W ? stop - i : W, a);
       for (int k = 0; k < Sums; ++k) even[k] += a[k];
     }
-    for (int k = 0; k < Sums; ++k) total[k] += even[k] + odd[k];
+    for (int k = 0; k < Sums; ++k) group[k] += even[k] + odd[k];
+    if (++blocks % kGroupBlocks != 0) continue;
+    for (int k = 0; k < Sums; ++k) {
+      total[k] += group[k];
+      group[k] = V{};
+    }
   }
+  for (int k = 0; k < Sums; ++k) total[k] += group[k];
   sums<A, Sums> result;
   for (int k = 0; k < Sums; ++k) result.values[k] = sum_lanes(total[k]);
   return result;

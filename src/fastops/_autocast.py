@@ -22,7 +22,7 @@ def lower_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 def on_cuda_autocast(first: Tensor) -> bool:
-    """Whether torch would have layer_norm and square compute in float32: under CUDA autocast; on CPU it does not."""
+    """Whether torch would have the norms and square compute in float32: under CUDA autocast; on CPU it does not."""
     try:
         return first.is_cuda and torch.is_autocast_enabled("cuda")
     except AttributeError:

@@ -45,10 +45,12 @@ def check(
     weight: Tensor | None,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
+    complex_too: bool = False,
 ) -> None:
     """What the C++ edge checks, for where it is not asked: the plain composition, meta tensors, tracing."""
-    if not input.is_floating_point():
-        raise RuntimeError(f"[{op}] input must be floating point, got {input.dtype}")
+    if not (input.is_floating_point() or (complex_too and input.is_complex())):
+        kinds = "floating point or complex" if complex_too else "floating point"
+        raise RuntimeError(f"[{op}] input must be {kinds}, got {input.dtype}")
     if not 1 <= dims <= input.dim():
         raise RuntimeError(f"[{op}] dims must be 1 to input's {input.dim()}, got {dims}")
     shape = list(input.shape[-dims:])
@@ -245,7 +247,7 @@ def norm_operator(
         if grad is None:  # the sum alone was used
             of_rows: Any = grad_sum
         elif needs[0] or needs[1]:
-            grads = (grad, grad_sum) if residual else (grad,)
+            grads = (grad, grad_sum if needs[0] else None) if residual else (grad,)
             numbers = options[1:]
             flags = (*needs, *numbers) if numbers or needs != every else ()
             of_rows, *of_parameters = derivative.call(*grads, *ctx.saved_tensors, *flags)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,8 +86,6 @@ class Operator:
         OPERATORS[name] = self
 
     def _transformed(self, inputs: tuple[Any, ...]) -> Any:
-        if not isinstance(inputs[0], Tensor):
-            _raise_type_error(self.name, inputs[0])
         if forward_ad._current_level >= 0 or inputs[0].dtype not in KERNEL_DTYPES:
             return self.reference(*inputs)
         if not _compiling():
@@ -108,17 +106,19 @@ def _call_of(op: Operator) -> Callable[..., Any]:
     apply = super(Function, function).apply
 
     def call(*inputs: Any) -> Any:
-        if _compiling() or _functorch_active() or forward_ad._current_level >= 0:
+        try:
+            plain = inputs[0].dtype not in KERNEL_DTYPES
+        except AttributeError:
+            raise TypeError(f"[{op.name}] expected a Tensor first, got {type(inputs[0]).__name__}") from None
+        if plain or _compiling() or _functorch_active() or forward_ad._current_level >= 0:
             return _public(op._transformed(inputs), outputs)
         if _grad_enabled() and _any_requires_grad(*inputs):
-            if getattr(inputs[0], "dtype", None) in KERNEL_DTYPES:
-                # What outlived a transform, as Function.apply does.
-                return apply(*[_unwrapped(x) if isinstance(x, Tensor) else x for x in inputs])
-            return _public(op._transformed(inputs), outputs)
+            # What outlived a transform, as Function.apply does.
+            return apply(*[_unwrapped(x) if isinstance(x, Tensor) else x for x in inputs])
         try:
             result = raw(*inputs)
         except RuntimeError as error:
-            _raise_typed(error, op.name, inputs)
+            _raise_typed(error)
             raise
         return result if type(result) is not tuple else _public(result, outputs)
 
@@ -178,26 +178,20 @@ def _distinct(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(seen)
 
 
-def _raise_type_error(name: str, first: object) -> NoReturn:
-    raise TypeError(f"[{name}] expected a Tensor first, got {type(first).__name__}")
-
-
-def _raise_typed(error: RuntimeError, name: str, inputs: tuple[Any, ...]) -> None:
-    """Errors cross the stable ABI as text alone; this raises those that have another type."""
-    if not isinstance(inputs[0], Tensor):
-        _raise_type_error(name, inputs[0])
+def _raise_typed(error: RuntimeError) -> None:
+    """Errors cross the stable ABI as text alone; running out of memory has a type that people catch."""
     if "CUDA out of memory" in str(error) and not isinstance(error, torch.OutOfMemoryError):
         raise torch.OutOfMemoryError(str(error)) from None
 
 
 def _eager_function(op: Operator, raw: Callable[..., Any]) -> type[Function]:
-    name, save, outputs = op.name, op.save, op.outputs  # no bound method: Dynamo of torch 2.10 cannot hold one
+    save, outputs = op.save, op.outputs  # no bound method: Dynamo of torch 2.10 cannot hold one
 
     def forward(ctx: Any, *inputs: Any) -> Any:
         try:
             result = raw(*inputs)
         except RuntimeError as error:
-            _raise_typed(error, name, inputs)
+            _raise_typed(error)
             raise
         save(ctx, inputs, result)
         return _public(result, outputs)

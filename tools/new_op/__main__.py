@@ -36,9 +36,9 @@ CASE = """    Case(
         reference=reference.cube,
         plain=lambda x: x * x * x,
         torch_op=None,
-        samples=_elementwise_samples(scale=2.0),
-        raw=_unary("cube", saves_output=False),
-        problem=_one_tensor,
+        samples=elementwise.samples(scale=2.0),
+        raw=elementwise.unary("cube", saves_output=False),
+        problem=elementwise.one_tensor,
         bounds=bounds(f16=(1, 1, 1), bf16=(1, 1, 1), f32=(2, 3, 3), f64=(2, 3, 3)),
         formula="x³",
         gradient="3·x²·g",
@@ -51,7 +51,8 @@ NEXT = """
 {name}(x) is x³ until you write your own formula. What to do next:
   1. make selftest ARGS="--op {name} --quick"    builds it and passes as it is
   2. write the formula and its gradient into the files above
-  3. in src/fastops/cases.py set plain, torch_op (or None), samples, problem, bounds, formula and gradient of its row
+  3. in src/fastops/cases/__init__.py complete its row: plain, torch_op (or None), samples, problem, bounds, formula
+     and gradient; inputs of its own go into a file beside it
   4. make selftest ARGS="--op {name}" and make test ARGS="-k {name}", then make format lint
   5. a row in README.md's table and a line in CHANGELOG.md
 """
@@ -100,12 +101,13 @@ def new_files(name: str) -> dict[Path, str]:
 
 def changed_files(name: str) -> dict[Path, str]:
     package = ROOT / "src/fastops"
+    table = package / "cases/__init__.py"
     public = f"from .{name} import {name}"
     plain = f"from .ops.{name} import {name}_reference as {name}"
     return {
         package / "ops/__init__.py": listed(package / "ops/__init__.py", name, public),
         package / "reference.py": listed(package / "reference.py", name, plain),
-        package / "cases.py": inserted(package / "cases.py", r"^CASES\b.*?(?=^\))", renamed(CASE, name)),
+        table: inserted(table, r"^CASES\b.*?(?=^\))", renamed(CASE, name)),
     }
 
 

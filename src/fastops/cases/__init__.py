@@ -49,9 +49,9 @@ __all__ = [
 
 # The bounds are the largest errors measured over all samples, ISA levels and paths, rounded up by a quarter to a half.
 # Those of gradients are far above those of kernels where the inputs are hard: sigmoid's saved output next to 1, rows of
-# layer_norm with hardly any spread. GEMM libraries add in orders of their own, so that linear and lltm are measured on
-# several and have more room; their kernels' own bounds do not. Kernels that return float32 beside half-precision inputs
-# are counted in its ulps.
+# layer_norm with hardly any spread. Those of the norms' kernels in float64 come from a GPU, over 50021 rows of 7. GEMM
+# libraries add in orders of their own, so that linear and lltm are measured on several and have more room; their
+# kernels' own bounds do not. Kernels that return float32 beside half-precision inputs are counted in its ulps.
 CASES: tuple[Case, ...] = (
     Case(
         name="square",
@@ -134,7 +134,7 @@ CASES: tuple[Case, ...] = (
         samples=norms.LAYER_NORM.samples(),
         raw=norms.LAYER_NORM.raw,
         problem=norms.LAYER_NORM.problem,
-        bounds=bounds(f16=(0.51, 10, 10), bf16=(0.51, 10, 10), f32=(5, 28, 20), f64=(9, 55, 18)),
+        bounds=bounds(f16=(0.51, 10, 10), bf16=(0.51, 10, 11), f32=(10, 24, 28), f64=(9, 55, 32)),
         formula="(x - mean) / sqrt(var + eps)·w + b",
         gradient="for x, w and b, only those asked for",
         gradient_reads=norms.LAYER_NORM.gradient_reads,
@@ -148,7 +148,7 @@ CASES: tuple[Case, ...] = (
         samples=norms.RMS_NORM.samples(),
         raw=norms.RMS_NORM.raw,
         problem=norms.RMS_NORM.problem,
-        bounds=bounds(f16=(0.51, 10, 10), bf16=(0.51, 10, 10), f32=(5, 28, 20), f64=(9, 55, 18)),
+        bounds=bounds(f16=(0.51, 6, 5), bf16=(0.51, 7, 7), f32=(3, 14, 12), f64=(4.5, 24, 28)),
         formula="x / sqrt(mean(x²) + eps)·(w + offset)",
         gradient="for x and w, only those asked for",
         gradient_reads=norms.RMS_NORM.gradient_reads,
@@ -162,7 +162,7 @@ CASES: tuple[Case, ...] = (
         samples=norms.ADD_LAYER_NORM.samples(),
         raw=norms.ADD_LAYER_NORM.raw,
         problem=norms.ADD_LAYER_NORM.problem,
-        bounds=bounds(f16=(0.51, 10, 10), bf16=(0.51, 10, 10), f32=(5, 28, 20), f64=(9, 55, 18)),
+        bounds=bounds(f16=(0.51, 10, 10), bf16=(0.51, 10, 11), f32=(10, 24, 28), f64=(9, 55, 32)),
         formula="(layer_norm(x + r), x + r)",
         gradient="of both outputs in one pass",
         gradient_reads=norms.ADD_LAYER_NORM.gradient_reads,
@@ -176,7 +176,7 @@ CASES: tuple[Case, ...] = (
         samples=norms.ADD_RMS_NORM.samples(),
         raw=norms.ADD_RMS_NORM.raw,
         problem=norms.ADD_RMS_NORM.problem,
-        bounds=bounds(f16=(0.51, 10, 10), bf16=(0.51, 10, 10), f32=(5, 28, 20), f64=(9, 55, 18)),
+        bounds=bounds(f16=(0.51, 6, 5), bf16=(0.51, 7, 7), f32=(3, 14, 12), f64=(4.5, 24, 28)),
         formula="(rms_norm(x + r), x + r)",
         gradient="of both outputs in one pass",
         gradient_reads=norms.ADD_RMS_NORM.gradient_reads,

@@ -22,7 +22,7 @@ def add_rms_norm_reference(
     weight_offset: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The op in plain PyTorch: output, sum and rstd, one over the root mean square."""
-    check("add_rms_norm", input, dims, weight, residual=residual)
+    check("add_rms_norm", input, dims, weight, residual=residual, complex_too=True)
     sum = input + residual
     output, rstd = rms_forward(sum, weight, dims, eps, weight_offset)
     return output, sum, rstd
@@ -54,7 +54,7 @@ def _fake(
     dims: int = 1,
     *numbers: Any,
 ) -> Any:
-    check("add_rms_norm", input, dims, weight, residual=residual)
+    check("add_rms_norm", input, dims, weight, residual=residual, complex_too=True)
     return fake_outputs(input, dims, full=2, statistics=1 if statistics else 0)
 
 

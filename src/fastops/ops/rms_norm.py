@@ -21,7 +21,7 @@ def rms_norm_reference(
     weight_offset: float = 0.0,
 ) -> Pair:
     """The op in plain PyTorch: output and rstd, one over the root mean square."""
-    check("rms_norm", input, dims, weight)
+    check("rms_norm", input, dims, weight, complex_too=True)
     return rms_forward(input, weight, dims, eps, weight_offset)
 
 
@@ -49,7 +49,7 @@ def _fake(
     dims: int = 1,
     *numbers: Any,
 ) -> Any:
-    check("rms_norm", input, dims, weight)
+    check("rms_norm", input, dims, weight, complex_too=True)
     return fake_outputs(input, dims, full=1, statistics=1 if statistics else 0)
 
 

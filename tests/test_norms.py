@@ -1,0 +1,360 @@
+"""What is particular to the norms: the default eps, the offset of the weight, the rounded sum and its gradients."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from recorder import Recorder
+from table import assert_close
+from torch import Tensor
+from transforms import every_transform
+
+import fastops
+from fastops import nn
+from fastops.cases import DTYPES, Make
+from fastops.cases import norms as formulas
+from fastops.selftest.accuracy import ulps
+from fastops.selftest.checks import same_bits
+
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+N = 61
+
+# Each op behind a sum, and the norm of what was summed.
+ADDED: dict[str, tuple[Callable[..., Any], Callable[..., Tensor], int]] = {
+    "add_layer_norm": (fastops.add_layer_norm, fastops.layer_norm, 2),
+    "add_rms_norm": (fastops.add_rms_norm, fastops.rms_norm, 1),
+}
+every_added = pytest.mark.parametrize(("added", "norm", "parameters"), ADDED.values(), ids=ADDED)
+
+
+def inputs(make: Make, parameters: int, rows: int = 9, n: int = N) -> tuple[Tensor, Tensor, list[Tensor]]:
+    return make(rows, n), make(rows, n, scale=7.0), [make(n) for _ in range(parameters)]
+
+
+# eps
+
+
+@every_dtype
+def test_default_eps_is_torchs(dtype: torch.dtype, device: torch.device) -> None:
+    """On rows so small that eps decides."""
+    x = Make(device, dtype)(7, N, scale={torch.float64: 1e-8, torch.float16: 3e-4}.get(dtype, 1e-4))
+    x.requires_grad_()
+    ours, theirs = fastops.rms_norm(x, (N,)), F.rms_norm(x, (N,))
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 4 * torch.finfo(dtype).eps)
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=0)
+    assert not torch.allclose(ours, F.rms_norm(x, (N,), eps=0.0), rtol=0.1)
+    grad = torch.randn_like(ours)
+    a, b = (torch.autograd.grad(out, x, grad)[0] for out in (ours, theirs))
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * b.abs().max().item())
+    assert same_bits(fastops.add_rms_norm(x, torch.zeros_like(x), (N,))[0], ours)
+    torch.testing.assert_close(fastops.reference.rms_norm(x, (N,)), ours, rtol=tolerance, atol=0)
+
+
+@every_dtype
+def test_opcheck_without_eps(dtype: torch.dtype, device: torch.device) -> None:
+    make = Make(device, dtype)
+    x, r, w = make(3, 5), make(3, 5), make(5)
+    ops = torch.ops.fastops
+    torch.library.opcheck(ops.rms_norm.default, (x, w, 1, None, 1.0))
+    torch.library.opcheck(ops.rms_norm_forward.default, (x, w, 1, None, 1.0))
+    torch.library.opcheck(ops.add_rms_norm_forward.default, (x, r))
+    rstd = ops.rms_norm_forward(x)[1]
+    torch.library.opcheck(ops.rms_norm_backward.default, (x, x, rstd, w, True, True, None, 1.0))
+
+
+# weight_offset
+
+
+@every_dtype
+@pytest.mark.parametrize("function", ["kernels", "reference"])
+def test_weight_offset(dtype: torch.dtype, device: torch.device, function: str) -> None:
+    """Added in the type that is computed in: a weight that 1 would swallow in the half types still counts."""
+    module: Any = fastops if function == "kernels" else fastops.reference
+    make = Make(device, dtype)
+    x, w = make(9, N).requires_grad_(), make(N, scale=1e-3).requires_grad_()
+    y = module.rms_norm(x, (N,), w, 1e-6, weight_offset=1.0)
+    grad = make(9, N)
+    found = y, *torch.autograd.grad(y, (x, w), grad)
+    wide = [t.detach().double().requires_grad_() for t in (x, w)]
+    truth = formulas.rms_norm(wide[0], (N,), wide[1], 1e-6, weight_offset=1.0)
+    expected = truth, *torch.autograd.grad(truth, wide, grad.double())
+    for a, b in zip(found, expected, strict=True):
+        assert ulps(a, b.detach().cpu()) < (0.51 if dtype in (torch.float16, torch.bfloat16) and a is y else 8)
+    added, total = module.add_rms_norm(x, torch.zeros_like(x), (N,), w, 1e-6, weight_offset=1.0)
+    assert same_bits(added, y)
+    assert same_bits(total, x)
+
+
+def test_weight_offset_without_a_weight(device: torch.device) -> None:
+    x = Make(device, torch.float32)(9, N)
+    assert same_bits(fastops.rms_norm(x, (N,), weight_offset=1.0), fastops.rms_norm(x, (N,)))
+
+
+OFFSET: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
+    "rms_norm": (fastops.rms_norm, formulas.rms_norm, 1),
+    "add_rms_norm": (fastops.add_rms_norm, formulas.add_rms_norm, 2),
+}
+every_offset = pytest.mark.parametrize(("function", "formula", "lead"), OFFSET.values(), ids=OFFSET)
+
+
+def with_offset(function: Callable[..., Any], lead: int) -> Callable[..., Any]:
+    return lambda *t: function(*t[:lead], (4,), *t[lead:], 0.5, weight_offset=0.75)
+
+
+@every_offset
+@every_transform
+def test_transforms_with_an_offset(
+    function: Any, formula: Any, lead: int, transform: Callable[..., Any], device: torch.device
+) -> None:
+    make = Make(device, torch.float64)
+    shapes = [(3, 4)] * lead + [(4,)]
+    x, batch = [make(*s) for s in shapes], [make(6, *s) for s in shapes]
+    ours, plain = (transform(with_offset(f, lead), x, batch) for f in (function, formula))
+    assert_close(ours, plain)
+
+
+@every_offset
+def test_compile_with_an_offset(function: Any, formula: Any, lead: int, device: torch.device) -> None:
+    make = Make(device, torch.float64)
+    x = [make(*s).requires_grad_() for s in [(3, 4)] * lead + [(4,)]]
+    torch._dynamo.reset()
+    compiled = torch.compile(with_offset(function, lead), fullgraph=True, backend="aot_eager")
+    results = []
+    for f in (compiled, with_offset(formula, lead)):
+        out = f(*x)
+        loss = sum(o.sin().sum() for o in (out if isinstance(out, tuple) else (out,)))
+        results.append((out, torch.autograd.grad(loss, x)))
+    assert_close(*results)
+
+
+@every_offset
+@pytest.mark.parametrize("check", [torch.autograd.gradcheck, torch.autograd.gradgradcheck])
+def test_finite_differences_with_an_offset(
+    function: Any, formula: Any, lead: int, check: Callable[..., bool], device: torch.device
+) -> None:
+    make = Make(device, torch.float64)
+    assert check(with_offset(function, lead), [make(*s).requires_grad_() for s in [(3, 4)] * lead + [(4,)]])
+
+
+# The sum
+
+
+@every_added
+@every_dtype
+@pytest.mark.parametrize("n", [1, 7, 61, 256, 1000, 16392])
+def test_the_rounded_sum_is_normalised(
+    added: Any, norm: Any, parameters: int, dtype: torch.dtype, n: int, device: torch.device
+) -> None:
+    """Bits of the norm of torch's own sum, for numbers whose sum is not exact."""
+    x, r, affine = inputs(Make(device, dtype), parameters, rows=5, n=n)
+    before = [t.clone() for t in (x, r, *affine)]
+    out, total = added(x, r, (n,), *affine)
+    assert same_bits(total, x + r)
+    assert same_bits(out, norm(x + r, (n,), *affine))
+    assert all(same_bits(a, b) for a, b in zip((x, r, *affine), before, strict=True))
+    assert len({t.data_ptr() for t in (x, r, out, total)}) == 4
+
+
+@every_added
+@every_dtype
+def test_statistics_are_the_norms(
+    added: Any, norm: Any, parameters: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    x, r, _ = inputs(Make(device, dtype), 0)
+    of_sum, of_norm = (getattr(torch.ops.fastops, f"{f.__name__}_forward") for f in (added, norm))
+    _, total, *statistics = of_sum(x, r)
+    assert all(same_bits(a, b) for a, b in zip(statistics, of_norm(total)[1:], strict=True))
+
+
+@every_dtype
+def test_centre_is_the_distance_of_the_mean_from_the_first_element(dtype: torch.dtype, device: torch.device) -> None:
+    x = Make(device, dtype)(7, 769, shift=1000.0)
+    _, centre, rstd = torch.ops.fastops.layer_norm_forward(x, eps=0.0)
+    wide = x.double()
+    torch.testing.assert_close(centre.double(), wide.mean(-1) - wide[:, 0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(1 / rstd.double(), wide.std(-1, correction=0), rtol=1e-5, atol=1e-5)
+
+
+@every_added
+@every_dtype
+@pytest.mark.parametrize("used", ["output", "sum", "both"])
+def test_gradients_of_the_used_outputs(
+    added: Any, norm: Any, parameters: int, dtype: torch.dtype, used: str, device: torch.device
+) -> None:
+    make = Make(device, dtype)
+    x, r, affine = inputs(make, parameters)
+    leaves = [t.requires_grad_() for t in (x, r, *affine)]
+    grads = make(9, N), make(9, N)
+    formula = getattr(formulas, added.__name__)
+    total = (x + r).detach().double().cpu()  # rounded, as it is normalised
+    wide = [total.requires_grad_(), torch.zeros_like(total), *(t.detach().double().cpu() for t in affine)]
+    wide = [t.requires_grad_() for t in wide]
+
+    def gradients(outputs: Any, of: list[Tensor]) -> tuple[Tensor | None, ...]:
+        pairs = [(o, g) for o, g, name in zip(outputs, grads, ("output", "sum"), strict=True) if used in (name, "both")]
+        incoming = [g.to(o.device, o.dtype) for o, g in pairs]
+        return torch.autograd.grad([o for o, _ in pairs], of, incoming, allow_unused=True)
+
+    found = gradients(added(x, r, (N,), *affine), leaves)
+    for a, b in zip(found, gradients(formula(*wide[:2], (N,), *wide[2:]), wide), strict=True):
+        if b is None:
+            assert a is None
+        else:
+            assert a is not None
+            assert ulps(a, b) <= 8
+    assert same_bits(found[0], found[1])
+    if used == "sum":
+        assert same_bits(found[0], grads[1])
+
+
+@every_added
+def test_the_sums_gradient_alone_runs_no_kernel(added: Any, norm: Any, parameters: int, device: torch.device) -> None:
+    x, r, affine = inputs(Make(device, torch.float32), parameters)
+    leaves = [t.requires_grad_() for t in (x, r, *affine)]
+    _, total = added(x, r, (N,), *affine)
+    with Recorder() as recorder:
+        total.square().sum().backward(inputs=leaves)
+    assert recorder.ops == []
+    assert all(p.grad is None for p in affine)
+
+
+@every_added
+def test_the_outputs_gradient_alone_comes_without_zeros(
+    added: Any, norm: Any, parameters: int, device: torch.device
+) -> None:
+    """No tensor of zeros is made for the sum: the gradients are the norm's, bit for bit."""
+    x, r, affine = inputs(Make(device, torch.float32), parameters)
+    total = (x + r).requires_grad_()
+    grad = torch.randn_like(x)
+    (expected,) = torch.autograd.grad(norm(total, (N,), *affine), total, grad)
+    out, _ = added(x.requires_grad_(), r, (N,), *affine)
+    with Recorder() as recorder:
+        (found,) = torch.autograd.grad(out, x, grad)
+    assert recorder.ops == [f"{added.__name__}_backward"]
+    assert recorder.args[0][1] is None
+    assert same_bits(found, expected)
+
+
+@every_added
+@every_dtype
+def test_gradients_are_folded_and_rounded_once(
+    added: Any, norm: Any, parameters: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    make = Make(device, dtype)
+    x, r, _ = inputs(make, 0)
+    x.requires_grad_()
+    grads = make(9, N), make(9, N, scale=3.0)
+    (found,) = torch.autograd.grad(added(x, r, (N,)), x, grads)
+    total = (x + r).detach().double().requires_grad_()
+    eps = {} if norm is fastops.layer_norm else {"eps": torch.finfo(x.dtype).eps}
+    plain = getattr(formulas, norm.__name__)(total, (N,), **eps)
+    (expected,) = torch.autograd.grad((plain, total), total, [g.double() for g in grads])
+    assert ulps(found, expected.cpu()) <= (0.51 if dtype in (torch.float16, torch.bfloat16) else 4)
+
+
+@every_added
+def test_every_subset_of_needs_and_uses(added: Any, norm: Any, parameters: int, device: torch.device) -> None:
+    make = Make(device, torch.float64)
+    x, r, affine = inputs(make, parameters, rows=3, n=5)
+    formula = getattr(formulas, added.__name__)
+
+    def loss(f: Callable[..., Any], which: tuple[int, ...], tensors: list[Tensor]) -> Tensor:
+        outputs = f(*tensors[:2], (5,), *tensors[2:])
+        return sum((outputs[k].sin().sum() for k in which), start=torch.zeros((), device=device))
+
+    for needed in itertools.product([False, True], repeat=2 + parameters):
+        tensors = [t.detach().requires_grad_(need) for t, need in zip((x, r, *affine), needed, strict=True)]
+        wanted = [t for t in tensors if t.requires_grad]
+        for which in ((0,), (1,), (0, 1)):
+            ours, plain = (loss(f, which, tensors) for f in (added, formula))
+            assert ours.requires_grad == any(needed)
+            if plain.requires_grad:
+                options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
+                assert_close(*(torch.autograd.grad(value, wanted, **options) for value in (ours, plain)))
+            elif wanted:  # the sum does not depend on the parameters
+                assert not any(g is not None for g in torch.autograd.grad(ours, wanted, allow_unused=True))
+
+
+@every_added
+def test_one_tensor_as_both(added: Any, norm: Any, parameters: int, device: torch.device) -> None:
+    x, _, affine = inputs(Make(device, torch.float64), parameters)
+    x.requires_grad_()
+    formula = getattr(formulas, added.__name__)
+    for f in (added, torch.compile(added, fullgraph=True, backend="aot_eager")):
+        ours, plain = (g(x, x, (N,), *affine) for g in (f, formula))
+        assert_close(ours, plain)
+        loss = [(o[0].sin() + o[1].cos()).sum() for o in (ours, plain)]
+        assert_close(*(torch.autograd.grad(value, x) for value in loss))
+
+
+@every_added
+@pytest.mark.parametrize("used", [(0,), (1,)])
+def test_one_used_output_under_compile_and_transforms(
+    added: Any, norm: Any, parameters: int, used: tuple[int, ...], device: torch.device
+) -> None:
+    make = Make(device, torch.float64)
+    x, r, affine = inputs(make, parameters, rows=3, n=5)
+    formula = getattr(formulas, added.__name__)
+
+    def loss(f: Callable[..., Any]) -> Callable[..., Tensor]:
+        return lambda *t: sum((f(*t[:2], (5,), *t[2:])[k].sin().sum() for k in used), start=torch.zeros(()))
+
+    tensors = (x, r, *affine)
+    every = tuple(range(len(tensors)))
+    assert_close(torch.func.grad(loss(added), every)(*tensors), torch.func.grad(loss(formula), every)(*tensors))
+    assert_close(torch.func.hessian(loss(added), every)(*tensors), torch.func.hessian(loss(formula), every)(*tensors))
+    leaves = [t.detach().requires_grad_() for t in tensors]
+    torch._dynamo.reset()
+    compiled = torch.compile(loss(added), fullgraph=True, backend="aot_eager")
+    options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
+    assert_close(
+        torch.autograd.grad(compiled(*leaves), leaves, **options),
+        torch.autograd.grad(loss(formula)(*leaves), leaves, **options),
+    )
+
+
+@every_added
+def test_changing_the_sum_in_place_is_noticed(added: Any, norm: Any, parameters: int, device: torch.device) -> None:
+    """The sum is kept for backward: autograd refuses rather than give wrong numbers."""
+    x, r, affine = inputs(Make(device, torch.float32), parameters)
+    out, total = added(x.requires_grad_(), r, (N,), *affine)
+    total.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_complex_rows_are_torchs(device: torch.device) -> None:
+    x, w = (torch.randn(s, dtype=torch.complex128, device=device, requires_grad=True) for s in ((3, 5), (5,)))
+    ours, theirs = fastops.rms_norm(x, (5,), w), F.rms_norm(x, (5,), w)
+    assert_close(ours, theirs)
+    assert_close(*(torch.autograd.grad(out.abs().sum(), (x, w)) for out in (ours, theirs)))
+
+
+# nn.RMSNorm
+
+
+def test_module_with_an_offset_starts_as_torchs() -> None:
+    """Weights around zero: a different state_dict for the same function, under the same key."""
+    ours, theirs = nn.RMSNorm(9, weight_offset=1.0, dtype=torch.float64), torch.nn.RMSNorm(9, dtype=torch.float64)
+    assert list(ours.state_dict()) == list(theirs.state_dict()) == ["weight"]
+    assert not ours.weight.any()
+    x = torch.randn(5, 9, dtype=torch.float64)
+    assert_close(ours(x), theirs(x))
+    with torch.no_grad():
+        ours.weight.normal_()
+        theirs.weight.copy_(ours.weight + 1)
+    assert_close(ours(x), theirs(x))
+    ours.reset_parameters()
+    assert not ours.weight.any()
+
+
+def test_module_says_its_offset() -> None:
+    assert repr(nn.RMSNorm(9, weight_offset=1.0)) == (
+        "RMSNorm((9,), eps=None, elementwise_affine=True, weight_offset=1.0)"
+    )
+    assert "weight_offset" not in repr(nn.RMSNorm(9))
