@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <type_traits>
 
@@ -40,10 +41,16 @@ int dispatch_bool(bool value, F f) {
   return value ? f(std::true_type{}) : f(std::false_type{});
 }
 
+// Of the current device; asked of the driver once for each.
 inline int multiprocessors() {
+  constexpr int known = 128;
+  static std::atomic<int> counts[known];
   int device = 0, count = 1;
   cudaGetDevice(&device);
+  const bool kept = device >= 0 && device < known;
+  if (kept && (count = counts[device].load(std::memory_order_relaxed)) > 0) return count;
   cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  if (kept) counts[device].store(count, std::memory_order_relaxed);
   return count;
 }
 

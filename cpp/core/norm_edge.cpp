@@ -134,18 +134,17 @@ NormGradients norm_backward(NormBackwardCall c) {
   a.partial = nullptr;
   a.chunks = cpu_chunks(a.rows);
 
-  OptionalTensor partial;
+  Scratch scratch;
   const bool sums = c.need_weight || c.need_bias;
   auto make_partial = [&] {
-    if (!sums) return;
-    partial = allocate(std::array<int64_t, 1>{a.chunks * a.sums() * a.n}, input, stat);
-    a.partial = partial->mutable_data_ptr();
+    if (sums) a.partial = scratch.allocate(input, stat, a.chunks * a.sums() * a.n);
   };
+  std::optional<cuda::Launch> launch;
   if (input.is_cuda()) {
-    cuda::Launch launch(c.op, input.get_device_index());
-    norm_backward_plan_cuda[launch.group()](a);
+    launch.emplace(c.op, input.get_device_index());
+    norm_backward_plan_cuda[launch->group()](a);
     make_partial();
-    launch.check(norm_backward_cuda[launch.group()](a, launch.stream()));
+    launch->check(norm_backward_cuda[launch->group()](a, launch->stream()));
   } else {
     make_partial();
     const int64_t rows_each = (a.rows + a.chunks - 1) / a.chunks;
@@ -163,7 +162,7 @@ NormGradients norm_backward(NormBackwardCall c) {
   };
   if (c.need_weight) add(out.weight, 0);
   if (c.need_bias) add(*out.bias, 1);
-  sum_columns(c.op, input, columns, count);
+  sum_columns(launch, columns, count);
   return out;
 }
 

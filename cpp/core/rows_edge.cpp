@@ -53,10 +53,18 @@ int64_t cpu_chunks(int64_t rows) {
   return rows < 4096 ? std::clamp<int64_t>(rows / 8, 1, 64) : std::min<int64_t>(rows / 64, 256);
 }
 
-void sum_columns(const char* op, const Tensor& device_of, const ColumnSum* sums, int count) {
+void* Scratch::allocate(const Tensor& device_of, DType dtype, int64_t count) {
   if (device_of.is_cuda()) {
-    cuda::Launch launch(op, device_of.get_device_index());
-    launch.check(column_sum_cuda[launch.group()](sums, count, launch.stream()));
+    tensor_ = fastops::allocate(std::array<int64_t, 1>{count}, device_of, dtype);
+    return tensor_->mutable_data_ptr();
+  }
+  bytes_ = std::make_unique_for_overwrite<std::byte[]>(count * size_of(dtype));
+  return bytes_.get();
+}
+
+void sum_columns(const std::optional<cuda::Launch>& launch, const ColumnSum* sums, int count) {
+  if (launch) {
+    launch->check(column_sum_cuda[launch->group()](sums, count, launch->stream()));
     return;
   }
   ColumnSumCpuKernel* kernel = column_sum_cpu[isa()];

@@ -1,5 +1,9 @@
 #pragma once
 // The Torch edge that row-wise ops share: tensors seen as rows, affine parameters, the sums for their gradients.
+#include <cstddef>
+#include <memory>
+#include <optional>
+
 #include "core/torch_edge.h"
 #include "kernels/columns.h"
 
@@ -25,8 +29,18 @@ DType parameter_dtype(const Tensor& input, OptionalTensor& weight, OptionalTenso
 // Chunks of rows for the partial sums on the CPU: by the sizes alone, so that the sums do not depend on the threads.
 int64_t cpu_chunks(int64_t rows);
 
-// Runs up to two column sums, writing the parameters' gradients.
-void sum_columns(const char* op, const Tensor& device_of, const ColumnSum* sums, int count);
+// Runs up to two column sums, writing the parameters' gradients; on the CPU without a launch.
+void sum_columns(const std::optional<cuda::Launch>& launch, const ColumnSum* sums, int count);
+
+// Memory for the time of an op: a tensor on CUDA, where torch's allocator knows the stream; without one on the CPU.
+class Scratch {
+ public:
+  void* allocate(const Tensor& device_of, DType dtype, int64_t count);
+
+ private:
+  OptionalTensor tensor_;
+  std::unique_ptr<std::byte[]> bytes_;
+};
 
 inline const void* data_or_null(const OptionalTensor& tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
 inline const void* data_or_null(const Tensor* tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }

@@ -26,18 +26,7 @@ inline void check_torch(const char* what, AOTITorchError code) {
 // Owns a handle. Moving is free; a copy is another handle of the same tensor, and costs an allocation.
 class Tensor {
  public:
-  explicit Tensor(AtenTensorHandle owned) : handle_(owned) {
-    int64_t dim = 0;
-    int64_t *sizes = nullptr, *strides = nullptr;
-    check_torch("sizes", aoti_torch_get_sizes(owned, &sizes));
-    check_torch("strides", aoti_torch_get_strides(owned, &strides));
-    check_torch("dim", aoti_torch_get_dim(owned, &dim));
-    check_torch("dtype", aoti_torch_get_dtype(owned, &dtype_));
-    check_torch("device", aoti_torch_get_device_type(owned, &device_type_));
-    check_torch("device", aoti_torch_get_device_index(owned, &device_index_));
-    sizes_ = Shape(sizes, dim);
-    strides_ = Shape(strides, dim);
-  }
+  explicit Tensor(AtenTensorHandle owned) : handle_(owned) {}
   Tensor(const Tensor& other) : Tensor(other.another_handle()) {}
   Tensor(Tensor&& other) noexcept { swap(other); }
   Tensor& operator=(Tensor other) noexcept {
@@ -57,22 +46,24 @@ class Tensor {
   }
 
   // Borrowed from the tensor, which nobody resizes while an op runs.
-  Shape sizes() const { return sizes_; }
-  Shape strides() const { return strides_; }
-  int64_t dim() const { return static_cast<int64_t>(sizes_.size()); }
-  int64_t size(int64_t d) const { return sizes_[d]; }
-  int64_t stride(int64_t d) const { return strides_[d]; }
+  Shape sizes() const { return known().sizes; }
+  Shape strides() const { return known().strides; }
+  int64_t dim() const { return static_cast<int64_t>(sizes().size()); }
+  int64_t size(int64_t d) const { return sizes()[d]; }
+  int64_t stride(int64_t d) const { return strides()[d]; }
   int64_t numel() const {
     int64_t numel = 1;
-    for (int64_t size : sizes_) numel *= size;
+    for (int64_t size : sizes()) numel *= size;
     return numel;
   }
-  int32_t torch_dtype() const { return dtype_; }
-  ScalarType scalar_type() const { return torch::stable::detail::to<ScalarType>(torch::stable::detail::from(dtype_)); }
-  int32_t device_type() const { return device_type_; }
-  int32_t get_device_index() const { return device_index_; }
-  bool is_cpu() const { return device_type_ == aoti_torch_device_type_cpu(); }
-  bool is_cuda() const { return device_type_ == aoti_torch_device_type_cuda(); }
+  int32_t torch_dtype() const { return known().dtype; }
+  ScalarType scalar_type() const {
+    return torch::stable::detail::to<ScalarType>(torch::stable::detail::from(torch_dtype()));
+  }
+  int32_t device_type() const { return known().device_type; }
+  int32_t get_device_index() const { return known().device_index; }
+  bool is_cpu() const { return device_type() == aoti_torch_device_type_cpu(); }
+  bool is_cuda() const { return device_type() == aoti_torch_device_type_cuda(); }
   bool is_contiguous() const {
     bool contiguous = false;
     check_torch("is_contiguous", aoti_torch_is_contiguous(handle_, &contiguous));
@@ -90,18 +81,34 @@ class Tensor {
   }
 
  private:
+  struct Properties {
+    Shape sizes, strides;
+    int32_t dtype, device_type, device_index = -2;
+  };
+
+  // Asked for at the first need: of most outputs nobody reads them.
+  const Properties& known() const {
+    if (properties_.device_index != -2) return properties_;
+    int64_t dim = 0;
+    int64_t *sizes = nullptr, *strides = nullptr;
+    check_torch("sizes", aoti_torch_get_sizes(handle_, &sizes));
+    check_torch("strides", aoti_torch_get_strides(handle_, &strides));
+    check_torch("dim", aoti_torch_get_dim(handle_, &dim));
+    check_torch("dtype", aoti_torch_get_dtype(handle_, &properties_.dtype));
+    check_torch("device", aoti_torch_get_device_type(handle_, &properties_.device_type));
+    check_torch("device", aoti_torch_get_device_index(handle_, &properties_.device_index));
+    properties_.sizes = Shape(sizes, dim);
+    properties_.strides = Shape(strides, dim);
+    return properties_;
+  }
+
   void swap(Tensor& other) noexcept {
     std::swap(handle_, other.handle_);
-    std::swap(sizes_, other.sizes_);
-    std::swap(strides_, other.strides_);
-    std::swap(dtype_, other.dtype_);
-    std::swap(device_type_, other.device_type_);
-    std::swap(device_index_, other.device_index_);
+    std::swap(properties_, other.properties_);
   }
 
   AtenTensorHandle handle_ = nullptr;
-  Shape sizes_, strides_;
-  int32_t dtype_ = 0, device_type_ = 0, device_index_ = 0;
+  mutable Properties properties_;
 };
 
 using OptionalTensor = std::optional<Tensor>;

@@ -21,12 +21,15 @@ def lower_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(t.to(dtype) if _castable(t) else t for t in tensors)
 
 
-def on_cuda_autocast(first: Tensor) -> bool:
-    """Whether torch would have the norms and square compute in float32: under CUDA autocast; on CPU it does not."""
+_enabled = torch.is_autocast_enabled
+
+
+def computes_wide(x: Tensor) -> bool:
+    """Whether torch's norms and square compute in float32 here: under CUDA autocast; on CPU they do not."""
     try:
-        return first.is_cuda and torch.is_autocast_enabled("cuda")
+        return x.is_cuda and _enabled("cuda")
     except AttributeError:
-        raise _type_error(first) from None
+        raise _type_error(x) from None
 
 
 def single_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:

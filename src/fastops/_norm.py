@@ -220,7 +220,7 @@ def norm_operator(
     """
     lead = outputs = 2 if residual else 1
     end = lead + parameters  # where dims and the numbers begin
-    every = (True,) * (1 + parameters)
+    every = (True,) * end  # needs_input_grad where dims and the numbers are the defaults and all else learns
     derivative = Operator(f"{name}_backward", backward_reference, fake_backward, outputs=1 + parameters)
     forward = Operator(f"{name}_forward", reference, functools.partial(fake, True), outputs=4)
 
@@ -230,35 +230,42 @@ def norm_operator(
         return results[:2] if residual else results[0]
 
     def save(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
-        needed = ctx.needs_input_grad
-        ctx.needs = needs = (needed[0] or needed[lead - 1], *needed[lead:end])
-        ctx.options = inputs[end:]
         if residual and not torch.compiler.is_dynamo_compiling():  # Dynamo does not know it, and has zeros come in
             ctx.set_materialize_grads(False)
-        if needs[0] or needs[1]:
-            x = results[1] if residual else inputs[0]
+        x = results[1] if residual else inputs[0]
+        needed = ctx.needs_input_grad
+        if needed == every:  # the usual, for which nothing but tensors is kept
+            ctx.save_for_backward(x, *results[outputs:], *inputs[lead:])
+            return
+        ctx.options = inputs[end:]
+        if any(needed[: lead + 1]):
             ctx.save_for_backward(x, *results[outputs:], *inputs[lead:end])
-        elif needs[-1]:
+        elif any(needed):
             ctx.bias_dtype = inputs[end - 1].dtype
 
     def backward(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None = None) -> Any:
-        needs, options = ctx.needs, ctx.options
-        of_parameters: Any = (None,) * parameters
+        needed = ctx.needs_input_grad
+        if needed == every and grad is not None:
+            if not residual:
+                return derivative.call(grad, *ctx.saved_tensors)
+            of_rows, *of_parameters = derivative.call(grad, grad_sum, *ctx.saved_tensors)
+            return of_rows, of_rows, *of_parameters
+        needs = (any(needed[:lead]), *needed[lead:end])
+        options = ctx.options if needed != every else ()
+        of_parameters = [None] * parameters
         if grad is None:  # the sum alone was used
             of_rows: Any = grad_sum
         elif needs[0] or needs[1]:
             grads = (grad, grad_sum if needs[0] else None) if residual else (grad,)
-            numbers = options[1:]
-            flags = (*needs, *numbers) if numbers or needs != every else ()
-            of_rows, *of_parameters = derivative.call(*grads, *ctx.saved_tensors, *flags)
+            of_rows, *of_parameters = derivative.call(*grads, *ctx.saved_tensors, *needs, *options[1:])
         else:  # the bias alone needs nothing of the forward
             of_rows = None
-            dims = options[0] if options else 1
-            of_parameters = (None, _sum_of_rows(wide(grad), dims).to(ctx.bias_dtype))
-        if needs != every:
-            of_rows = of_rows if needs[0] else None
-            of_parameters = [g if need else None for g, need in zip(of_parameters, needs[1:], strict=True)]
-        return *(of_rows,) * lead, *of_parameters, *(None,) * len(options)
+            of_parameters[-1] = _sum_of_rows(wide(grad), options[0] if options else 1).to(ctx.bias_dtype)
+        return (
+            *(of_rows if need else None for need in needed[:lead]),
+            *(g if need else None for g, need in zip(of_parameters, needs[1:], strict=True)),
+            *(None,) * len(options),
+        )
 
     def batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         if any(isinstance(d, int) for d in in_dims[lead:]):

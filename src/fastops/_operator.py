@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import Function, forward_ad
 
 from .capability import capabilities
@@ -30,7 +31,7 @@ _functorch_active = torch._C._are_functorch_transforms_active
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
-_unwrapped = torch._C._functorch.unwrap_if_dead
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 KERNEL_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
@@ -100,10 +101,12 @@ class Operator:
 def _call_of(op: Operator) -> Callable[..., Any]:
     """The way of a call. On small inputs its cost is what is timed: one frame, and questions that C answers."""
     outputs = op.outputs
+    whole = len(op.raw._schema.returns) == outputs
     # The builtins behind the overload and behind Function.apply save Python frames; Dynamo wants those.
     raw = op.raw._op
     function = _eager_function(op, op.forward.raw._op)
     apply = super(Function, function).apply
+    function._backward_cls.apply = op.backward  # the engine's call without the two frames that look `backward` up
 
     def call(*inputs: Any) -> Any:
         try:
@@ -113,14 +116,16 @@ def _call_of(op: Operator) -> Callable[..., Any]:
         if plain or _compiling() or _functorch_active() or forward_ad._current_level >= 0:
             return _public(op._transformed(inputs), outputs)
         if _grad_enabled() and _any_requires_grad(*inputs):
-            # What outlived a transform, as Function.apply does.
-            return apply(*[_unwrapped(x) if isinstance(x, Tensor) else x for x in inputs])
+            for x in inputs:
+                if isinstance(x, Tensor) and _wrapped(x):  # it outlived its transform
+                    return apply(*unwrap_dead_wrappers(inputs))
+            return apply(*inputs)
         try:
             result = raw(*inputs)
         except RuntimeError as error:
             _raise_typed(error)
             raise
-        return result if type(result) is not tuple else _public(result, outputs)
+        return result if whole else _public(result, outputs)
 
     return call
 
@@ -186,6 +191,7 @@ def _raise_typed(error: RuntimeError) -> None:
 
 def _eager_function(op: Operator, raw: Callable[..., Any]) -> type[Function]:
     save, outputs = op.save, op.outputs  # no bound method: Dynamo of torch 2.10 cannot hold one
+    whole = len(op.forward.raw._schema.returns) == outputs
 
     def forward(ctx: Any, *inputs: Any) -> Any:
         try:
@@ -194,7 +200,7 @@ def _eager_function(op: Operator, raw: Callable[..., Any]) -> type[Function]:
             _raise_typed(error)
             raise
         save(ctx, inputs, result)
-        return _public(result, outputs)
+        return result if whole else result[0] if outputs == 1 else result[:outputs]
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(op.backward)}
     return type(op.name, (Function,), methods)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._autocast import lower_precision, on_cuda_autocast, single_precision
+from ._autocast import lower_precision, computes_wide, single_precision
 from ._norm import trailing_dims
 from .ops.add_layer_norm import add_layer_norm_reference
 from .ops.add_rms_norm import add_rms_norm_reference
@@ -60,7 +60,7 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """:func:`fastops.layer_norm` in plain PyTorch."""
-    if on_cuda_autocast(input):
+    if computes_wide(input):
         input, weight, bias = single_precision(input, weight, bias)  # type: ignore[assignment]
     dims = trailing_dims("layer_norm", input, normalized_shape)
     return layer_norm_reference(input, weight, bias, dims, eps)[0]
@@ -75,7 +75,7 @@ def rms_norm(
     weight_offset: float = 0.0,
 ) -> Tensor:
     """:func:`fastops.rms_norm` in plain PyTorch."""
-    if on_cuda_autocast(input):
+    if computes_wide(input):
         input, weight = single_precision(input, weight)  # type: ignore[assignment]
     dims = trailing_dims("rms_norm", input, normalized_shape)
     return rms_norm_reference(input, weight, dims, eps, weight_offset)[0]
@@ -90,7 +90,7 @@ def add_layer_norm(
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor]:
     """:func:`fastops.add_layer_norm` in plain PyTorch."""
-    if on_cuda_autocast(input):
+    if computes_wide(input):
         input, residual, weight, bias = single_precision(input, residual, weight, bias)  # type: ignore[assignment]
     dims = trailing_dims("add_layer_norm", input, normalized_shape)
     return add_layer_norm_reference(input, residual, weight, bias, dims, eps)[:2]
@@ -106,7 +106,7 @@ def add_rms_norm(
     weight_offset: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """:func:`fastops.add_rms_norm` in plain PyTorch."""
-    if on_cuda_autocast(input):
+    if computes_wide(input):
         input, residual, weight = single_precision(input, residual, weight)  # type: ignore[assignment]
     dims = trailing_dims("add_rms_norm", input, normalized_shape)
     return add_rms_norm_reference(input, residual, weight, dims, eps, weight_offset)[:2]

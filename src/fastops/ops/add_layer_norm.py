@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .._autocast import on_cuda_autocast, single_precision
+from .._autocast import computes_wide, single_precision
 from .._norm import check, fake_gradients, fake_outputs, layer_backward, layer_forward, norm_operator, trailing_dims
 
 Pair = tuple[Tensor, Tensor]
@@ -128,7 +128,7 @@ def add_layer_norm(
 
     Under CUDA autocast it computes in and returns float32, as :func:`torch.nn.functional.layer_norm` does.
     """
-    if on_cuda_autocast(input):
+    if computes_wide(input):
         input, residual, weight, bias = single_precision(input, residual, weight, bias)  # type: ignore[assignment]
     dims = trailing_dims("add_layer_norm", input, normalized_shape)
     if dims == 1 and eps == 1e-5:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .._autocast import on_cuda_autocast, single_precision
+from .._autocast import computes_wide, single_precision
 from .._norm import check, fake_gradients, fake_outputs, layer_backward, layer_forward, norm_operator, trailing_dims
 
 Triple = tuple[Tensor, Tensor, Tensor]
@@ -120,7 +120,7 @@ def layer_norm(
 
     Same as :func:`torch.nn.functional.layer_norm`; under CUDA autocast it likewise computes in and returns float32.
     """
-    if on_cuda_autocast(input):
+    if computes_wide(input):
         input, weight, bias = single_precision(input, weight, bias)  # type: ignore[assignment]
     dims = trailing_dims("layer_norm", input, normalized_shape)
     if dims == 1 and eps == 1e-5:

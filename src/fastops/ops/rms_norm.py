@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .._autocast import on_cuda_autocast, single_precision
+from .._autocast import computes_wide, single_precision
 from .._norm import check, fake_gradients, fake_outputs, norm_operator, rms_backward, rms_forward, trailing_dims
 
 Pair = tuple[Tensor, Tensor]
@@ -114,7 +114,7 @@ def rms_norm(
     Without ``weight_offset`` the same as :func:`torch.nn.functional.rms_norm`; under CUDA autocast it likewise computes
     in and returns float32.
     """
-    if on_cuda_autocast(input):
+    if computes_wide(input):
         input, weight = single_precision(input, weight)  # type: ignore[assignment]
     dims = trailing_dims("rms_norm", input, normalized_shape)
     if dims == 1 and eps is None and weight_offset == 0.0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._autocast import on_cuda_autocast, single_precision
+from .._autocast import computes_wide, single_precision
 from .._operator import elementwise, wide
 
 
@@ -35,6 +35,6 @@ def square(input: Tensor) -> Tensor:
 
     Same as :func:`torch.square`; under CUDA autocast it likewise computes in and returns float32.
     """
-    if on_cuda_autocast(input):
+    if computes_wide(input):
         (input,) = single_precision(input)  # type: ignore[assignment]
     return _op.call(input)
