@@ -143,8 +143,7 @@ const Device& device(int index) {
 // Almost always the device is current, and nothing is to be done; a guard takes an allocation and two questions to the
 // driver. Otherwise torch's guard comes first: it knows which devices have a context and makes none by going back. Ours
 // too, since the runtime is linked statically and may have its own idea of the current device.
-Launch::Launch(const char* op, int device_index)
-    : op_(op), device_(device_index), group_(device(device_index).group) {
+Launch::Launch(const char* op, int device_index) : op_(op), device_(device_index), group_(device(device_index).group) {
   StreamGetter* getter = stream_getter();
   if (!getter || getter(device_, &stream_) != 0)
     throw std::runtime_error(std::string("[") + op_ + "] cannot get PyTorch's current CUDA stream");

@@ -29,7 +29,8 @@ double rms_eps(std::optional<double> eps, const Tensor& input) {
 
 NormOutputs norm_forward(NormForwardCall c) {
   const Tensor& input = c.input;
-  FASTOPS_CHECK(c.dims >= 1 && c.dims <= input.dim(), c.op, "dims must be 1 to input's ", input.dim(), ", got ", c.dims);
+  FASTOPS_CHECK(c.dims >= 1 && c.dims <= input.dim(), c.op, "dims must be 1 to input's ", input.dim(), ", got ",
+                c.dims);
   check_parameters(c.op, input, trailing_of(input, c.dims), c.weight, c.bias);
   if (c.residual) check_alike(c.op, "residual", *c.residual, "input", input);
 
@@ -78,9 +79,9 @@ NormOutputs norm_forward(NormForwardCall c) {
 
 static void check_statistic(const NormBackwardCall& c, const char* name, const Tensor& t, Shape leading, DType dtype) {
   check_same_device(c.op, name, t, c.input_name, c.input);
-  FASTOPS_CHECK(same_shape(t.sizes(), leading) && dtype_of(t) == dtype && t.is_contiguous(), c.op,
-                name, " must be ", c.forward_op, "'s own, contiguous, ", text_of(leading), " ",
-                text_of(scalar_type(dtype)), ", got ", text_of(t.sizes()), " ", text_of(t.scalar_type()));
+  FASTOPS_CHECK(same_shape(t.sizes(), leading) && dtype_of(t) == dtype && t.is_contiguous(), c.op, name, " must be ",
+                c.forward_op, "'s own, contiguous, ", text_of(leading), " ", text_of(scalar_type(dtype)), ", got ",
+                text_of(t.sizes()), " ", text_of(t.scalar_type()));
 }
 
 NormGradients norm_backward(NormBackwardCall c) {

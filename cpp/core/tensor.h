@@ -154,9 +154,7 @@ template <auto function>
 struct Boxed;
 template <class Result, class... Args, Result (*function)(Args...)>
 struct Boxed<function> {
-  static void call(StableIValue* stack, uint64_t, uint64_t) {
-    call(stack, std::index_sequence_for<Args...>{});
-  }
+  static void call(StableIValue* stack, uint64_t, uint64_t) { call(stack, std::index_sequence_for<Args...>{}); }
 
  private:
   template <size_t... K>

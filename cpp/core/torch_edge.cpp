@@ -73,8 +73,8 @@ void check_same_device(const char* op, const char* name, const Tensor& tensor, c
 void check_same_kind(const char* op, const char* name, const Tensor& tensor, const char* like_name,
                      const Tensor& like) {
   check_same_device(op, name, tensor, like_name, like);
-  FASTOPS_CHECK(same_dtype(tensor, like), op, name, " must have ", like_name, "'s dtype ",
-                text_of(like.scalar_type()), ", got ", text_of(tensor.scalar_type()));
+  FASTOPS_CHECK(same_dtype(tensor, like), op, name, " must have ", like_name, "'s dtype ", text_of(like.scalar_type()),
+                ", got ", text_of(tensor.scalar_type()));
 }
 
 void check_alike(const char* op, const char* name, const Tensor& tensor, const char* like_name, const Tensor& like) {

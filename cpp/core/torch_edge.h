@@ -112,5 +112,5 @@ void run_on_threads(int64_t count, int64_t bytes_each, const F& f) {
     m.def(name signature);                                                                                    \
     m.def(name "_reference" signature);                                                                       \
   }                                                                                                           \
-  STABLE_TORCH_LIBRARY_IMPL(fastops, CPU, m) { m.impl(name, ::fastops::Boxed<&function>::call); }                          \
+  STABLE_TORCH_LIBRARY_IMPL(fastops, CPU, m) { m.impl(name, ::fastops::Boxed<&function>::call); }             \
   FASTOPS_OP_CUDA(name, function)

@@ -25,7 +25,8 @@ Tensor layer_norm(const Tensor& input, OptionalTensor weight, OptionalTensor bia
 }
 
 Triple layer_norm_forward(const Tensor& input, OptionalTensor weight, OptionalTensor bias, int64_t dims, double eps) {
-  if (!kernels_take(input)) return call<Triple>("fastops::layer_norm_forward_reference", input, weight, bias, dims, eps);
+  if (!kernels_take(input))
+    return call<Triple>("fastops::layer_norm_forward_reference", input, weight, bias, dims, eps);
   NormOutputs r = forward(input, weight, bias, dims, eps, true);
   return {std::move(r.output), *std::move(r.centre), *std::move(r.rstd)};
 }

@@ -33,9 +33,7 @@ def trailing_dims(op: str, input: Tensor, normalized_shape: Sequence[int]) -> in
         raise TypeError(f"[{op}] normalized_shape must be a sequence of int, got {name}") from None
     if not dims:
         raise RuntimeError(f"[{op}] normalized_shape must have at least 1 dimension, got []")
-    raise RuntimeError(
-        f"[{op}] input must end in normalized_shape {list(normalized_shape)}, got shape {list(shape)}"
-    )
+    raise RuntimeError(f"[{op}] input must end in normalized_shape {list(normalized_shape)}, got shape {list(shape)}")
 
 
 def check(

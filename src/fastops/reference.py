@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._autocast import lower_precision, computes_wide, single_precision
+from ._autocast import computes_wide, lower_precision, single_precision
 from ._norm import trailing_dims
 from .ops.add_layer_norm import add_layer_norm_reference
 from .ops.add_rms_norm import add_rms_norm_reference

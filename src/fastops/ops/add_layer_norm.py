@@ -44,9 +44,7 @@ def add_layer_norm_backward_reference(
 ) -> Triple:
     """Gradients for the sum, which is that of input and of residual, for weight and for bias."""
     dims = sum.dim() - rstd.dim()
-    return layer_backward(
-        grad, grad_sum, sum, dims, weight, bias, need_input, need_weight, need_bias, eps
-    )
+    return layer_backward(grad, grad_sum, sum, dims, weight, bias, need_input, need_weight, need_bias, eps)
 
 
 def _fake(

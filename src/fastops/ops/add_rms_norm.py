@@ -41,9 +41,7 @@ def add_rms_norm_backward_reference(
 ) -> Pair:
     """Gradients for the sum, which is that of input and of residual, and for weight."""
     dims = sum.dim() - rstd.dim()
-    return rms_backward(
-        grad, grad_sum, sum, dims, weight, need_input, need_weight, eps, weight_offset
-    )
+    return rms_backward(grad, grad_sum, sum, dims, weight, need_input, need_weight, eps, weight_offset)
 
 
 def _fake(

@@ -39,9 +39,7 @@ def layer_norm_backward_reference(
 ) -> Triple:
     """Gradients for input, weight and bias."""
     dims = input.dim() - rstd.dim()
-    return layer_backward(
-        grad, None, input, dims, weight, bias, need_input, need_weight, need_bias, eps
-    )
+    return layer_backward(grad, None, input, dims, weight, bias, need_input, need_weight, need_bias, eps)
 
 
 def _fake(

@@ -37,9 +37,7 @@ def rms_norm_backward_reference(
 ) -> Pair:
     """Gradients for input and weight."""
     dims = input.dim() - rstd.dim()
-    return rms_backward(
-        grad, None, input, dims, weight, need_input, need_weight, eps, weight_offset
-    )
+    return rms_backward(grad, None, input, dims, weight, need_input, need_weight, eps, weight_offset)
 
 
 def _fake(
