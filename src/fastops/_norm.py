@@ -1,9 +1,9 @@
 """What the norms share: checks, the formulas in plain PyTorch, fakes, and how an operator is made of them.
 
-The inputs of a norm's raw ops are one or two tensors of rows (input, residual), its affine parameters, ``dims``, how many
-trailing dimensions it normalises over, and its numbers, in this order. That ``normalized_shape`` is the shape of those
-dimensions is checked here and not in C++: torch takes 0.6 us to hand a list of sizes over, a fourth of a small call. For
-the same reason numbers and flags are left out of a call where they are the schema's defaults: each costs 0.2 us.
+The inputs of a norm's raw ops are one or two tensors of rows (input, residual), its affine parameters, ``dims``, how
+many trailing dimensions it normalises over, and its numbers, in this order. That ``normalized_shape`` is the shape of
+those dimensions is checked here and not in C++: torch takes 0.6 us to hand a list of sizes over, a fourth of a small
+call. For the same reason numbers and flags are left out of a call where they are the schema's defaults: 0.2 us each.
 """
 
 from __future__ import annotations
@@ -211,10 +211,10 @@ def norm_operator(
 ) -> Operator:
     """The operator of a norm with this many affine parameters, with or without a residual.
 
-    It has three raw ops. ``name`` returns the output and, with a residual, the sum. ``name_forward``, whose ``reference``
-    is given, returns the statistics behind them. ``name_backward`` takes the incoming gradients of the outputs, what was
-    normalised, the statistics, the parameters, which gradients are needed, and the numbers. ``fake`` has one argument
-    more, whether there are statistics.
+    It has three raw ops. ``name`` returns the output and, with a residual, the sum. ``name_forward``, which has
+    ``reference``, returns the statistics behind them. ``name_backward`` takes the incoming gradients of the outputs,
+    what was normalised, the statistics, the parameters, which gradients are needed, and the numbers. ``fake`` has one
+    argument more, whether there are statistics.
     """
     lead = outputs = 2 if residual else 1
     end = lead + parameters  # where dims and the numbers begin
@@ -246,18 +246,18 @@ def norm_operator(
         if needed == every and grad is not None:
             if not residual:
                 return derivative.call(grad, *ctx.saved_tensors)
-            of_rows, *of_parameters = derivative.call(grad, grad_sum, *ctx.saved_tensors)
-            return of_rows, of_rows, *of_parameters
+            of_sum, *of_affine = derivative.call(grad, grad_sum, *ctx.saved_tensors)
+            return of_sum, of_sum, *of_affine
         needs = (any(needed[:lead]), *needed[lead:end])
         options = ctx.options if needed != every else ()
-        of_parameters = [None] * parameters
+        of_rows: Any = None
+        of_parameters: list[Any] = [None] * parameters
         if grad is None:  # the sum alone was used
-            of_rows: Any = grad_sum
+            of_rows = grad_sum
         elif needs[0] or needs[1]:
             grads = (grad, grad_sum if needs[0] else None) if residual else (grad,)
             of_rows, *of_parameters = derivative.call(*grads, *ctx.saved_tensors, *needs, *options[1:])
         else:  # the bias alone needs nothing of the forward
-            of_rows = None
             of_parameters[-1] = _sum_of_rows(wide(grad), options[0] if options else 1).to(ctx.bias_dtype)
         return (
             *(of_rows if need else None for need in needed[:lead]),
