@@ -102,7 +102,7 @@ def _call_of(op: Operator) -> Callable[..., Any]:
     """The way of a call. On small inputs its cost is what is timed: one frame, and questions that C answers."""
     outputs = op.outputs
     whole = len(op.raw._schema.returns) == outputs
-    # The builtins behind the overload and behind Function.apply save Python frames; Dynamo wants those. The engine calls
+    # The builtins behind the overload and Function.apply save Python frames; Dynamo wants those. The engine calls
     # the node's `apply`, which would look `backward` up in two frames more, 1 us of a step's 27.
     raw = op.raw._op
     function = _eager_function(op, op.forward.raw._op)
