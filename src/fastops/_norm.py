@@ -236,9 +236,9 @@ def norm_operator(
             ctx.save_for_backward(x, *results[outputs:], *inputs[lead:])
             return
         ctx.options = inputs[end:]
-        if any(needed[: lead + 1]):
+        if True in needed[: lead + 1]:  # a tensor of rows or the weight
             ctx.save_for_backward(x, *results[outputs:], *inputs[lead:end])
-        elif any(needed):
+        elif True in needed:
             ctx.bias_dtype = inputs[end - 1].dtype
 
     def backward(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None = None) -> Any:
@@ -248,22 +248,17 @@ def norm_operator(
                 return derivative.call(grad, *ctx.saved_tensors)
             of_sum, *of_affine = derivative.call(grad, grad_sum, *ctx.saved_tensors)
             return of_sum, of_sum, *of_affine
-        needs = (any(needed[:lead]), *needed[lead:end])
         options = ctx.options if needed != every else ()
-        of_rows: Any = None
-        of_parameters: list[Any] = [None] * parameters
+        need_rows, need_parameters = True in needed[:lead], needed[lead:end]
         if grad is None:  # the sum alone was used
-            of_rows = grad_sum
-        elif needs[0] or needs[1]:
-            grads = (grad, grad_sum if needs[0] else None) if residual else (grad,)
-            of_rows, *of_parameters = derivative.call(*grads, *ctx.saved_tensors, *needs, *options[1:])
+            found: Any = (grad_sum, *(None,) * parameters)
+        elif need_rows or need_parameters[0]:
+            grads = (grad, grad_sum if need_rows else None) if residual else (grad,)
+            found = derivative.call(*grads, *ctx.saved_tensors, need_rows, *need_parameters, *options[1:])
         else:  # the bias alone needs nothing of the forward
-            of_parameters[-1] = _sum_of_rows(wide(grad), options[0] if options else 1).to(ctx.bias_dtype)
-        return (
-            *(of_rows if need else None for need in needed[:lead]),
-            *(g if need else None for g, need in zip(of_parameters, needs[1:], strict=True)),
-            *(None,) * len(options),
-        )
+            found = None, None, _sum_of_rows(wide(grad), options[0] if options else 1).to(ctx.bias_dtype)
+        given = (*found[:1] * lead, *found[1:], *(None,) * len(options))  # input and residual have one gradient
+        return tuple([g if need else None for g, need in zip(given, needed, strict=True)])
 
     def batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         if any(isinstance(d, int) for d in in_dims[lead:]):

@@ -44,7 +44,7 @@ def line(op: str, path: str, results: Sequence[Result]) -> str:
     shown = "  ".join(f"{dtype} {_short(e.get('forward'))}|{_short(e.get('gradient'))}" for dtype, e in errors.items())
     verdict = f"{failed} of {len(results)} FAILED" if failed else f"{len(results)} ok"
     seconds = sum(r.seconds for r in results)
-    return f"{op:<11} {path:<17} {shown:<68} {verdict:>12} {seconds:6.1f} s"
+    return f"{op:<14} {path:<17} {shown:<68} {verdict:>12} {seconds:6.1f} s"
 
 
 def _short(error: float | None) -> str:
