@@ -296,3 +296,18 @@ for case in CASES:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_tensor_that_outlived_its_transform(device: torch.device) -> None:
+    """torch.func leaves a wrapper behind, through which gradients still go to what was captured."""
+    y = torch.randn(3, device=device, requires_grad=True)
+    kept: list[Tensor] = []
+
+    def leak(x: Tensor) -> Tensor:
+        kept.append(x * y)
+        return x.sum()
+
+    torch.func.grad(leak)(torch.randn(3, device=device))
+    for ours, theirs in ((fastops.sigmoid, torch.sigmoid), (lambda x: fastops.axpby(x, x), lambda x: 2 * x)):
+        a, b = (torch.autograd.grad(f(kept[0]).sum(), y, retain_graph=True) for f in (ours, theirs))
+        torch.testing.assert_close(a, b)

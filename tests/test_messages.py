@@ -68,11 +68,16 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
         "[layer_norm] weight must have input's dtype torch.float16 or torch.float32, got torch.bfloat16",
     ),
     (
-        lambda: raw.layer_norm_backward(r(3, 4), r(3, 4), [4], r(3), r(3, 1), None, None, 1e-5, True, False, False),
+        lambda: raw.layer_norm_backward(r(3, 4), r(3, 4), r(3), r(3, 1), None, None, True, False, False),
         "[layer_norm_backward] rstd must be layer_norm's own, contiguous, [3] torch.float32, got [3, 1] torch.float32",
     ),
     (
-        lambda: raw.layer_norm_backward(r(3, 4), r(3, 4), [4], r(4), r(3), None, None, 1e-5, True, False, False),
+        lambda: raw.layer_norm_backward(r(3, 4), r(3, 4), r(3, 4), r(3, 4), None, None, True, False, False),
+        "[layer_norm_backward] the statistics must have fewer dimensions than input, 2, got 2",
+    ),
+    (lambda: raw.layer_norm(r(3, 4), None, None, 3), "[layer_norm] dims must be 1 to input's 2, got 3"),
+    (
+        lambda: raw.layer_norm_backward(r(3, 4), r(3, 4), r(4), r(3), None, None, True, False, False),
         "[layer_norm_backward] centre must be layer_norm's own, contiguous, [3] torch.float32, got [4] torch.float32",
     ),
     (
@@ -104,16 +109,16 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
         "[add_layer_norm] bias must have shape [4], got [5]",
     ),
     (
-        lambda: raw.add_rms_norm_backward(r(3, 4), r(3), r(3, 4), [4], r(3), None, None, 0.0, True, False),
+        lambda: raw.add_rms_norm_backward(r(3, 4), r(3), r(3, 4), r(3), None, True, False),
         "[add_rms_norm_backward] grad_sum must have sum's shape [3, 4], got [3]",
     ),
     (
-        lambda: raw.add_rms_norm_backward(r(3, 4), None, r(3, 4), [5], r(3), None, None, 0.0, True, False),
-        "[add_rms_norm_backward] sum must end in normalized_shape [5], got shape [3, 4]",
+        lambda: raw.add_rms_norm_backward(r(3, 4), None, r(3, 4), r(3), r(5), True, False),
+        "[add_rms_norm_backward] weight must have shape [4], got [5]",
     ),
     (
         lambda: raw.add_layer_norm_backward(
-            r(3, 4), None, r(3, 4), [4], r(3), r(3, dtype=torch.float64), None, None, 1e-5, True, False, False
+            r(3, 4), None, r(3, 4), r(3), r(3, dtype=torch.float64), None, None, True, False, False
         ),
         "[add_layer_norm_backward] rstd must be add_layer_norm's own, contiguous, [3] torch.float32, "
         "got [3] torch.float64",

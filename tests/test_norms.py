@@ -60,10 +60,11 @@ def test_opcheck_without_eps(dtype: torch.dtype, device: torch.device) -> None:
     make = Make(device, dtype)
     x, r, w = make(3, 5), make(3, 5), make(5)
     ops = torch.ops.fastops
-    torch.library.opcheck(ops.rms_norm.default, (x, [5], w, None, 1.0))
-    torch.library.opcheck(ops.add_rms_norm.default, (x, r, [5]))
-    rstd = ops.rms_norm(x, [5])[1]
-    torch.library.opcheck(ops.rms_norm_backward.default, (x, x, [5], rstd, w, None, 1.0, True, True))
+    torch.library.opcheck(ops.rms_norm.default, (x, w, 1, None, 1.0))
+    torch.library.opcheck(ops.rms_norm_forward.default, (x, w, 1, None, 1.0))
+    torch.library.opcheck(ops.add_rms_norm_forward.default, (x, r))
+    rstd = ops.rms_norm_forward(x)[1]
+    torch.library.opcheck(ops.rms_norm_backward.default, (x, x, rstd, w, True, True, None, 1.0))
 
 
 # weight_offset
@@ -165,15 +166,15 @@ def test_statistics_are_the_norms(
     added: Any, norm: Any, parameters: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     x, r, _ = inputs(Make(device, dtype), 0)
-    ops = torch.ops.fastops
-    _, total, *statistics = getattr(ops, added.__name__)(x, r, [N])
-    assert all(same_bits(a, b) for a, b in zip(statistics, getattr(ops, norm.__name__)(total, [N])[1:], strict=True))
+    of_sum, of_norm = (getattr(torch.ops.fastops, f"{f.__name__}_forward") for f in (added, norm))
+    _, total, *statistics = of_sum(x, r)
+    assert all(same_bits(a, b) for a, b in zip(statistics, of_norm(total)[1:], strict=True))
 
 
 @every_dtype
 def test_centre_is_the_distance_of_the_mean_from_the_first_element(dtype: torch.dtype, device: torch.device) -> None:
     x = Make(device, dtype)(7, 769, shift=1000.0)
-    _, centre, rstd = torch.ops.fastops.layer_norm(x, [769], None, None, 0.0)
+    _, centre, rstd = torch.ops.fastops.layer_norm_forward(x, eps=0.0)
     wide = x.double()
     torch.testing.assert_close(centre.double(), wide.mean(-1) - wide[:, 0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(1 / rstd.double(), wide.std(-1, correction=0), rtol=1e-5, atol=1e-5)

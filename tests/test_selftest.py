@@ -82,10 +82,8 @@ BREAKS = {
         "relu",
         """
 module = sys.modules["fastops.ops.relu"]
-right = module._op._fast
-module._op._fast = lambda x: right(x) * (1 + 2**-20)
-eager = module._op._eager
-module._op._eager = lambda x: eager(x) * (1 + 2**-20)
+right = module._op.call
+module._op.call = lambda x: right(x) * (1 + 2**-20)
 """,
         "forward",
     ),
@@ -94,8 +92,8 @@ module._op._eager = lambda x: eager(x) * (1 + 2**-20)
         """
 from fastops._operator import OPERATORS
 backward = OPERATORS["sigmoid_backward"]
-right = backward._fast
-backward._fast = lambda grad, output: right(grad, output) * 0.9999
+right = backward.call
+backward.call = lambda grad, output: right(grad, output) * 0.9999
 """,
         "gradient",
     ),
@@ -105,7 +103,7 @@ backward._fast = lambda grad, output: right(grad, output) * 0.9999
 module = sys.modules["fastops.ops.square"]
 def crash(*args):
     raise ZeroDivisionError("crashed on purpose")
-module._op._eager = crash
+module._op.call = crash
 """,
         "crashed on purpose",
     ),
@@ -130,9 +128,8 @@ library.impl("axpby", spoil, allow_override=True)
 import torch
 library = torch.library.Library("fastops", "IMPL", "CPU")
 right = torch.ops.fastops.layer_norm_reference.default
-def spoil(input, normalized_shape, weight=None, bias=None, eps=1e-5):
-    out, centre, rstd = right(input, normalized_shape, weight, bias, eps)
-    return out * (1 + 2**-23 * (input.shape[0] % 2)), centre, rstd
+def spoil(input, weight=None, bias=None, dims=1, eps=1e-5):
+    return right(input, weight, bias, dims, eps) * (1 + 2**-23 * (input.shape[0] % 2))
 library.impl("layer_norm", spoil, allow_override=True)
 """,
         "row alone as in the batch",

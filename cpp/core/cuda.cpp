@@ -140,14 +140,17 @@ const Device& device(int index) {
   return *fresh.release();
 }
 
-// torch's guard comes first: it knows which devices have a context and makes none by going back. Ours, since the runtime
-// is linked statically and may have its own idea of the current device.
-Launch::Launch(const char* op, int device_index)
-    : op_(op), device_(device_index), group_(device(device_index).group), guard_(device_index) {
+// Almost always the device is current, and nothing is to be done; a guard takes an allocation and two questions to the
+// driver. Otherwise torch's guard comes first: it knows which devices have a context and makes none by going back. Ours
+// too, since the runtime is linked statically and may have its own idea of the current device.
+Launch::Launch(const char* op, int device_index) : op_(op), device_(device_index), group_(device(device_index).group) {
   StreamGetter* getter = stream_getter();
   if (!getter || getter(device_, &stream_) != 0)
     throw std::runtime_error(std::string("[") + op_ + "] cannot get PyTorch's current CUDA stream");
   int current = -1;
+  check(cudaGetDevice(&current));
+  if (current == device_) return;
+  guard_.emplace(device_);
   check(cudaGetDevice(&current));
   if (current == device_) return;
   check(cudaSetDevice(device_));
@@ -182,7 +185,7 @@ const Device& device(int) {
   return none;
 }
 Device fit(int, int) { return device(0); }
-Launch::Launch(const char* op, int device_index) : op_(op), device_(device_index), guard_(device_index) {}
+Launch::Launch(const char* op, int device_index) : op_(op), device_(device_index) {}
 Launch::~Launch() = default;
 void Launch::check(int) const {}
 

@@ -2,6 +2,7 @@
 // The CUDA edge: which cards the binary has code for, and the guard and stream of a launch.
 #include <torch/csrc/stable/accelerator.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,7 +40,7 @@ class Launch {
  private:
   const char* op_;
   int device_, previous_ = -1, group_ = 0;
-  torch::stable::accelerator::DeviceGuard guard_;
+  std::optional<torch::stable::accelerator::DeviceGuard> guard_;  // where another device was current
   void* stream_ = nullptr;
 };
 

@@ -10,12 +10,13 @@ FASTOPS_CUDA_KERNEL(norm_forward, NormForwardCuda);
 FASTOPS_CUDA_KERNEL(norm_backward, NormBackwardCuda);
 FASTOPS_CUDA_KERNEL(norm_backward_plan, NormPlanCuda);
 
-static void check(const char* op, const char* name, const Tensor& input, Shape shape, const OptionalTensor& weight,
-                  const OptionalTensor& bias) {
-  FASTOPS_CHECK(shape.size() > 0, op, "normalized_shape must have at least 1 dimension, got []");
-  const int64_t leading = input.dim() - static_cast<int64_t>(shape.size());
-  FASTOPS_CHECK(leading >= 0 && same_shape(Shape(input.sizes().data() + leading, shape.size()), shape), op, name,
-                " must end in normalized_shape ", text_of(shape), ", got shape ", text_of(input.sizes()));
+static Shape leading_of(const Tensor& input, int64_t dims) { return Shape(input.sizes().data(), input.dim() - dims); }
+static Shape trailing_of(const Tensor& input, int64_t dims) {
+  return Shape(input.sizes().data() + input.dim() - dims, dims);
+}
+
+static void check_parameters(const char* op, const Tensor& input, Shape shape, const OptionalTensor& weight,
+                             const OptionalTensor& bias) {
   if (weight) check_parameter(op, "weight", *weight, shape, input);
   if (bias) check_parameter(op, "bias", *bias, shape, input);
 }
@@ -28,43 +29,48 @@ double rms_eps(std::optional<double> eps, const Tensor& input) {
 
 NormOutputs norm_forward(NormForwardCall c) {
   const Tensor& input = c.input;
-  check(c.op, "input", input, c.shape, c.weight, c.bias);
+  FASTOPS_CHECK(c.dims >= 1 && c.dims <= input.dim(), c.op, "dims must be 1 to input's ", input.dim(), ", got ",
+                c.dims);
+  check_parameters(c.op, input, trailing_of(input, c.dims), c.weight, c.bias);
   if (c.residual) check_alike(c.op, "residual", *c.residual, "input", input);
 
   const DType dtype = *dtype_of(input), stat = accumulate_type(dtype);
-  const int64_t dims = static_cast<int64_t>(c.shape.size());
-  Shape leading(input.sizes().data(), input.dim() - dims);
-  NormOutputs out{allocate(input.sizes(), input, dtype), allocate(leading, input, stat), {}, {}};
+  NormOutputs out{allocate(input.sizes(), input, dtype), {}, {}, {}};
   if (c.residual) out.sum = allocate(input.sizes(), input, dtype);
-  if (c.norm == Norm::layer) out.centre = allocate(leading, input, stat);
+  if (c.statistics) {
+    if (c.norm == Norm::layer) out.centre = allocate(leading_of(input, c.dims), input, stat);
+    out.rstd = allocate(leading_of(input, c.dims), input, stat);
+  }
   if (input.numel() == 0) {
-    fill_zero(out.rstd);
-    if (out.centre) fill_zero(*out.centre);
+    for (const OptionalTensor* t : {&out.centre, &out.rstd})
+      if (*t) fill_zero(**t);
     return out;
   }
 
   const auto rows_of = input.is_cuda() ? as_aligned_rows : as_rows;
-  Rows x = rows_of(input, dims), residual = c.residual ? rows_of(*c.residual, dims) : x;
+  Rows x = rows_of(input, c.dims), residual;
+  if (c.residual) residual = rows_of(*c.residual, c.dims);
   NormForward a;
   a.norm = c.norm;
   a.dtype = dtype;
   a.parameter = parameter_dtype(input, c.weight, c.bias);
-  if (input.is_cuda() && c.weight) c.weight = as_aligned(*c.weight);
-  if (input.is_cuda() && c.bias) c.bias = as_aligned(*c.bias);
+  if (input.is_cuda())
+    for (OptionalTensor* t : {&c.weight, &c.bias})
+      if (*t) *t = as_aligned(*std::move(*t));
   a.rows = x.count;
   a.n = x.n;
   a.input = x.data();
   a.input_stride = x.stride;
-  a.residual = c.residual ? residual.data() : nullptr;
+  a.residual = residual.data();
   a.residual_stride = residual.stride;
   a.weight = data_or_null(c.weight);
   a.bias = data_or_null(c.bias);
   a.weight_offset = c.weight_offset;
   a.eps = c.eps;
   a.output = out.output.mutable_data_ptr();
-  a.sum = out.sum ? out.sum->mutable_data_ptr() : nullptr;
-  a.centre = out.centre ? out.centre->mutable_data_ptr() : nullptr;
-  a.rstd = out.rstd.mutable_data_ptr();
+  a.sum = writable_or_null(out.sum);
+  a.centre = writable_or_null(out.centre);
+  a.rstd = writable_or_null(out.rstd);
   if (input.is_cuda()) {
     cuda::Launch launch(c.op, input.get_device_index());
     launch.check(norm_forward_cuda[launch.group()](a, launch.stream()));
@@ -77,25 +83,28 @@ NormOutputs norm_forward(NormForwardCall c) {
 
 static void check_statistic(const NormBackwardCall& c, const char* name, const Tensor& t, Shape leading, DType dtype) {
   check_same_device(c.op, name, t, c.input_name, c.input);
-  FASTOPS_CHECK(same_shape(t.sizes(), leading) && t.scalar_type() == scalar_type(dtype) && t.is_contiguous(), c.op,
-                name, " must be ", c.forward_op, "'s own, contiguous, ", text_of(leading), " ",
-                text_of(scalar_type(dtype)), ", got ", text_of(t.sizes()), " ", text_of(t.scalar_type()));
+  FASTOPS_CHECK(same_shape(t.sizes(), leading) && dtype_of(t) == dtype && t.is_contiguous(), c.op, name, " must be ",
+                c.forward_op, "'s own, contiguous, ", text_of(leading), " ", text_of(scalar_type(dtype)), ", got ",
+                text_of(t.sizes()), " ", text_of(t.scalar_type()));
 }
 
 NormGradients norm_backward(NormBackwardCall c) {
   const Tensor& input = c.input;
-  check(c.op, c.input_name, input, c.shape, c.weight, c.bias);
+  // The statistics have the dimensions that were not normalised over.
+  const int64_t dims = input.dim() - (c.centre ? *c.centre : c.rstd).dim();
+  FASTOPS_CHECK(dims >= 1, c.op, "the statistics must have fewer dimensions than ", c.input_name, ", ", input.dim(),
+                ", got ", input.dim() - dims);
+  const Shape shape = trailing_of(input, dims), leading = leading_of(input, dims);
+  check_parameters(c.op, input, shape, c.weight, c.bias);
   check_alike(c.op, "grad", c.grad, c.input_name, input);
   if (c.grad_sum) check_alike(c.op, "grad_sum", *c.grad_sum, c.input_name, input);
   const DType dtype = *dtype_of(input), stat = accumulate_type(dtype);
-  const int64_t dims = static_cast<int64_t>(c.shape.size());
-  Shape leading(input.sizes().data(), input.dim() - dims);
   if (c.centre) check_statistic(c, "centre", *c.centre, leading, stat);
   check_statistic(c, "rstd", c.rstd, leading, stat);
 
   auto allocate_parameter = [&](bool needed, const OptionalTensor& like) {
     const DType own = like ? *dtype_of(*like) : dtype;
-    return needed ? allocate(c.shape, input, own) : nothing(input, own);
+    return needed ? allocate(shape, input, own) : nothing(input, own);
   };
   NormGradients out{c.need_input ? allocate(input.sizes(), input, dtype) : nothing(input, dtype),
                     allocate_parameter(c.need_weight, c.weight),
@@ -108,8 +117,9 @@ NormGradients norm_backward(NormBackwardCall c) {
   }
 
   const auto rows_of = input.is_cuda() ? as_aligned_rows : as_rows;
-  Rows x = rows_of(input, dims), g = rows_of(c.grad, dims), g_sum = c.grad_sum ? rows_of(*c.grad_sum, dims) : g;
-  if (c.weight) c.weight = input.is_cuda() ? as_aligned(*c.weight) : as_contiguous(*c.weight);
+  Rows x = rows_of(input, dims), g = rows_of(c.grad, dims), g_sum;
+  if (c.grad_sum) g_sum = rows_of(*c.grad_sum, dims);
+  if (c.weight) c.weight = input.is_cuda() ? as_aligned(*std::move(c.weight)) : as_contiguous(*std::move(c.weight));
   NormBackward a;
   a.norm = c.norm;
   a.dtype = dtype;
@@ -118,11 +128,11 @@ NormGradients norm_backward(NormBackwardCall c) {
   a.n = x.n;
   a.grad = g.data();
   a.grad_stride = g.stride;
-  a.grad_sum = c.grad_sum ? g_sum.data() : nullptr;
+  a.grad_sum = g_sum.data();
   a.grad_sum_stride = g_sum.stride;
   a.input = x.data();
   a.input_stride = x.stride;
-  a.centre = c.centre ? c.centre->const_data_ptr() : nullptr;
+  a.centre = data_or_null(c.centre);
   a.rstd = c.rstd.const_data_ptr();
   a.weight = data_or_null(c.weight);
   a.weight_offset = c.weight_offset;
@@ -130,18 +140,17 @@ NormGradients norm_backward(NormBackwardCall c) {
   a.partial = nullptr;
   a.chunks = cpu_chunks(a.rows);
 
-  Tensor partial = nothing(input, stat);
+  Scratch scratch;
   const bool sums = c.need_weight || c.need_bias;
   auto make_partial = [&] {
-    if (!sums) return;
-    partial = allocate(std::array<int64_t, 1>{a.chunks * a.sums() * a.n}, input, stat);
-    a.partial = partial.mutable_data_ptr();
+    if (sums) a.partial = scratch.allocate(input, stat, a.chunks * a.sums() * a.n);
   };
+  std::optional<cuda::Launch> launch;
   if (input.is_cuda()) {
-    cuda::Launch launch(c.op, input.get_device_index());
-    norm_backward_plan_cuda[launch.group()](a);
+    launch.emplace(c.op, input.get_device_index());
+    norm_backward_plan_cuda[launch->group()](a);
     make_partial();
-    launch.check(norm_backward_cuda[launch.group()](a, launch.stream()));
+    launch->check(norm_backward_cuda[launch->group()](a, launch->stream()));
   } else {
     make_partial();
     const int64_t rows_each = (a.rows + a.chunks - 1) / a.chunks;
@@ -159,7 +168,7 @@ NormGradients norm_backward(NormBackwardCall c) {
   };
   if (c.need_weight) add(out.weight, 0);
   if (c.need_bias) add(*out.bias, 1);
-  sum_columns(c.op, input, columns, count);
+  sum_columns(launch, columns, count);
   return out;
 }
 

@@ -7,9 +7,9 @@
 namespace fastops {
 
 struct NormOutputs {
-  Tensor output, rstd;
-  OptionalTensor sum;     // with a residual
-  OptionalTensor centre;  // of a layer norm
+  Tensor output;
+  OptionalTensor sum;           // with a residual
+  OptionalTensor centre, rstd;  // where statistics are asked for; centre of a layer norm
 };
 
 struct NormGradients {
@@ -22,9 +22,10 @@ struct NormForwardCall {
   Norm norm;
   const Tensor& input;
   const Tensor* residual;  // null: none
-  Shape shape;
   OptionalTensor weight, bias;
+  int64_t dims;  // trailing ones that are normalised over
   double eps, weight_offset;
+  bool statistics;
 };
 NormOutputs norm_forward(NormForwardCall call);
 
@@ -34,8 +35,7 @@ struct NormBackwardCall {
   const Tensor& grad;
   const Tensor* grad_sum;  // null: none
   const char* input_name;
-  const Tensor& input;  // what was normalised
-  Shape shape;
+  const Tensor& input;   // what was normalised
   const Tensor* centre;  // null for rms
   const Tensor& rstd;
   OptionalTensor weight, bias;
@@ -47,7 +47,6 @@ NormGradients norm_backward(NormBackwardCall call);
 // What torch's rms_norm adds where no eps is given: the step at 1 of the type that it computes in.
 double rms_eps(std::optional<double> eps, const Tensor& input);
 
-inline Shape shape_of(const std::vector<int64_t>& sizes) { return Shape(sizes.data(), sizes.size()); }
 inline const Tensor* tensor_or_null(const OptionalTensor& tensor) { return tensor ? &*tensor : nullptr; }
 
 }  // namespace fastops

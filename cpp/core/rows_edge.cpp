@@ -23,8 +23,10 @@ Rows as_rows(const Tensor& tensor, int64_t dims) {
     }
     count *= sizes[d];
   }
-  if (!fits && n * count > 0) return {as_contiguous(tensor), count, n, n};
-  return {tensor, count, n, stride < 0 ? n : stride};
+  if (fits || n * count == 0) return {std::nullopt, tensor.const_data_ptr(), count, n, stride < 0 ? n : stride};
+  Tensor copy = as_contiguous(tensor);
+  const void* data = copy.const_data_ptr();
+  return {std::move(copy), data, count, n, n};
 }
 
 static int64_t word_bytes(const Tensor& tensor, int64_t n) {
@@ -33,45 +35,44 @@ static int64_t word_bytes(const Tensor& tensor, int64_t n) {
 }
 
 static Tensor copy_of(const Tensor& tensor) {
-  Tensor copy = allocate(tensor.sizes(), tensor, *dtype_of(tensor));
-  torch::stable::copy_(copy, tensor);
-  return copy;
+  return call<Tensor>("aten::clone", tensor, std::optional(torch::headeronly::MemoryFormat::Contiguous));
 }
 
 static bool starts_at(const void* p, int64_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
 Rows as_aligned_rows(const Tensor& tensor, int64_t dims) {
   Rows rows = as_rows(tensor, dims);
-  const int64_t word = word_bytes(tensor, rows.n);
+  const int64_t size = size_of(*dtype_of(tensor)), word = word_bytes(tensor, rows.n);
   if (rows.count == 0 || rows.n == 0 ||
-      (starts_at(rows.data(), word) && (rows.count == 1 || rows.stride * size_of(*dtype_of(tensor)) % word == 0)))
+      (starts_at(rows.data(), word) && (rows.count == 1 || rows.stride * size % word == 0)))
     return rows;
-  return {copy_of(tensor), rows.count, rows.n, rows.n};
+  Tensor copy = copy_of(tensor);
+  const void* data = copy.const_data_ptr();
+  return {std::move(copy), data, rows.count, rows.n, rows.n};
 }
 
-Tensor as_aligned(const Tensor& tensor) {
-  Tensor dense = as_contiguous(tensor);
-  return starts_at(dense.const_data_ptr(), word_bytes(dense, std::max<int64_t>(1, dense.numel()))) ? dense
-                                                                                                  : copy_of(dense);
+Tensor as_aligned(Tensor tensor) {
+  Tensor dense = as_contiguous(std::move(tensor));
+  const int64_t n = dense.numel();
+  return n == 0 || starts_at(dense.const_data_ptr(), word_bytes(dense, n)) ? dense : copy_of(dense);
 }
 
 void check_parameter(const char* op, const char* name, const Tensor& parameter, Shape shape, const Tensor& input) {
   check_same_device(op, name, parameter, "input", input);
   FASTOPS_CHECK(same_shape(parameter.sizes(), shape), op, name, " must have shape ", text_of(shape), ", got ",
                 text_of(parameter.sizes()));
-  const ScalarType own = input.scalar_type();
   const bool half = size_of(*dtype_of(input)) == 2;
-  FASTOPS_CHECK(parameter.scalar_type() == own || (half && parameter.scalar_type() == ScalarType::Float), op, name,
-                " must have input's dtype ", text_of(own), half ? " or torch.float32" : "", ", got ",
+  FASTOPS_CHECK(same_dtype(parameter, input) || (half && dtype_of(parameter) == DType::f32), op, name,
+                " must have input's dtype ", text_of(input.scalar_type()), half ? " or torch.float32" : "", ", got ",
                 text_of(parameter.scalar_type()));
 }
 
 DType parameter_dtype(const Tensor& input, OptionalTensor& weight, OptionalTensor& bias) {
   const DType own = *dtype_of(input);
   DType common = weight ? *dtype_of(*weight) : bias ? *dtype_of(*bias) : own;
-  if (weight && bias && weight->scalar_type() != bias->scalar_type()) common = DType::f32;
-  if (weight) weight = to_dtype(as_contiguous(*weight), common);
-  if (bias) bias = to_dtype(as_contiguous(*bias), common);
+  if (weight && bias && !same_dtype(*weight, *bias)) common = DType::f32;
+  for (OptionalTensor* t : {&weight, &bias})
+    if (*t) *t = to_dtype(as_contiguous(*std::move(*t)), common);
   return common;
 }
 
@@ -80,10 +81,18 @@ int64_t cpu_chunks(int64_t rows) {
   return rows < 4096 ? std::clamp<int64_t>(rows / 8, 1, 64) : std::min<int64_t>(rows / 64, 256);
 }
 
-void sum_columns(const char* op, const Tensor& device_of, const ColumnSum* sums, int count) {
+void* Scratch::allocate(const Tensor& device_of, DType dtype, int64_t count) {
   if (device_of.is_cuda()) {
-    cuda::Launch launch(op, device_of.get_device_index());
-    launch.check(column_sum_cuda[launch.group()](sums, count, launch.stream()));
+    tensor_ = fastops::allocate(std::array<int64_t, 1>{count}, device_of, dtype);
+    return tensor_->mutable_data_ptr();
+  }
+  bytes_ = std::make_unique_for_overwrite<std::byte[]>(count * size_of(dtype));
+  return bytes_.get();
+}
+
+void sum_columns(const std::optional<cuda::Launch>& launch, const ColumnSum* sums, int count) {
+  if (launch) {
+    launch->check(column_sum_cuda[launch->group()](sums, count, launch->stream()));
     return;
   }
   ColumnSumCpuKernel* kernel = column_sum_cpu[isa()];

@@ -1,5 +1,9 @@
 #pragma once
 // The Torch edge that row-wise ops share: tensors seen as rows, affine parameters, the sums for their gradients.
+#include <cstddef>
+#include <memory>
+#include <optional>
+
 #include "core/torch_edge.h"
 #include "kernels/columns.h"
 
@@ -7,9 +11,10 @@ namespace fastops {
 
 // A tensor seen as rows of contiguous elements at one distance from each other.
 struct Rows {
-  Tensor tensor;  // the tensor itself, or a contiguous copy where its strides do not allow this view
-  int64_t count, n, stride;
-  const void* data() const { return tensor.const_data_ptr(); }
+  OptionalTensor copy;  // contiguous, where the tensor's own strides do not allow this view
+  const void* pointer = nullptr;
+  int64_t count = 0, n = 0, stride = 0;
+  const void* data() const { return pointer; }
 };
 
 // The trailing `dims` dimensions make up a row.
@@ -18,7 +23,7 @@ Rows as_rows(const Tensor& tensor, int64_t dims);
 // The CUDA kernels divide a row of n elements into words of up to 16 bytes, as n allows, and take rows that start at one.
 // What does not is copied: then the words, and with them a result's bits, depend on n alone.
 Rows as_aligned_rows(const Tensor& tensor, int64_t dims);
-Tensor as_aligned(const Tensor& tensor);
+Tensor as_aligned(Tensor tensor);
 
 // An affine parameter: input's device, input's dtype or float32.
 void check_parameter(const char* op, const char* name, const Tensor& parameter, Shape shape, const Tensor& input);
@@ -29,9 +34,21 @@ DType parameter_dtype(const Tensor& input, OptionalTensor& weight, OptionalTenso
 // Chunks of rows for the partial sums on the CPU: by the sizes alone, so that the sums do not depend on the threads.
 int64_t cpu_chunks(int64_t rows);
 
-// Runs up to two column sums, writing the parameters' gradients.
-void sum_columns(const char* op, const Tensor& device_of, const ColumnSum* sums, int count);
+// Runs up to two column sums, writing the parameters' gradients; on the CPU without a launch.
+void sum_columns(const std::optional<cuda::Launch>& launch, const ColumnSum* sums, int count);
+
+// Memory for the time of an op: a tensor on CUDA, where torch's allocator knows the stream; without one on the CPU.
+class Scratch {
+ public:
+  void* allocate(const Tensor& device_of, DType dtype, int64_t count);
+
+ private:
+  OptionalTensor tensor_;
+  std::unique_ptr<std::byte[]> bytes_;
+};
 
 inline const void* data_or_null(const OptionalTensor& tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
+inline const void* data_or_null(const Tensor* tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
+inline void* writable_or_null(const OptionalTensor& tensor) { return tensor ? tensor->mutable_data_ptr() : nullptr; }
 
 }  // namespace fastops

@@ -1,24 +1,24 @@
 #pragma once
-// TORCH_BOX passes arguments as raw 64-bit words and checks neither their types nor their order, so a schema that
+// Boxed passes arguments as raw 64-bit words and checks neither their types nor their order, so a schema that
 // disagrees with its C++ function is silent garbage. matches_schema() makes it a compile error.
-#include <torch/csrc/stable/tensor.h>
-
 #include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <vector>
 
+#include "core/tensor.h"
+
 namespace fastops::schema {
 
 template <class T>
 struct Name;  // no definition: a type that has no place in our schemas
 template <>
-struct Name<torch::stable::Tensor> {
+struct Name<Tensor> {
   static constexpr std::string_view value = "Tensor";
 };
 template <>
-struct Name<std::optional<torch::stable::Tensor>> {
+struct Name<std::optional<Tensor>> {
   static constexpr std::string_view value = "Tensor?";
 };
 template <>

@@ -18,7 +18,6 @@ const char* text_of(ScalarType dtype) {
     case ScalarType::BFloat16: return "torch.bfloat16";
     case ScalarType::Float: return "torch.float32";
     case ScalarType::Double: return "torch.float64";
-    case ScalarType::Byte: return "torch.uint8";
     default: return torch::headeronly::toString(dtype);
   }
 }
@@ -27,14 +26,18 @@ bool same_shape(Shape a, Shape b) {
   return a.size() == b.size() && (a.empty() || !std::memcmp(a.data(), b.data(), a.size() * sizeof(int64_t)));
 }
 
+namespace {
+
+// torch's numbers for our dtypes, in DType's order; torch does not promise which they are.
+const int32_t torch_dtypes[] = {aoti_torch_dtype_float16(), aoti_torch_dtype_bfloat16(), aoti_torch_dtype_float32(),
+                                aoti_torch_dtype_float64()};
+
+}  // namespace
+
 std::optional<DType> dtype_of(const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case ScalarType::Half: return DType::f16;
-    case ScalarType::BFloat16: return DType::bf16;
-    case ScalarType::Float: return DType::f32;
-    case ScalarType::Double: return DType::f64;
-    default: return std::nullopt;
-  }
+  for (int k = 0; k < 4; ++k)
+    if (tensor.torch_dtype() == torch_dtypes[k]) return static_cast<DType>(k);
+  return std::nullopt;
 }
 
 ScalarType scalar_type(DType dtype) {
@@ -42,8 +45,7 @@ ScalarType scalar_type(DType dtype) {
   return types[static_cast<int>(dtype)];
 }
 
-void check_torch(const char* what, AOTITorchError code) {
-  if (code == TORCH_SUCCESS) return;
+void torch_failed(const char* what) {
   // From 2.13 on; before that, torch prints the message to stderr and keeps it to itself.
   using What = const char*();
   static What* const get = reinterpret_cast<What*>(dlsym(RTLD_DEFAULT, "torch_exception_get_what_without_backtrace"));
@@ -61,20 +63,18 @@ bool kernels_take(const Tensor& tensor) {
 
 void check_same_device(const char* op, const char* name, const Tensor& tensor, const char* first_name,
                        const Tensor& first) {
-  if (tensor.is_cpu() && first.is_cpu()) return;
   auto text = [](const Tensor& t) {
     return t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : t.is_cpu() ? "cpu" : "another device";
   };
-  FASTOPS_CHECK(tensor.is_cuda() == first.is_cuda() && tensor.is_cpu() == first.is_cpu() &&
-                    tensor.get_device_index() == first.get_device_index(),
-                op, name, " must be on ", first_name, "'s device ", text(first), ", got ", text(tensor));
+  FASTOPS_CHECK(same_device(tensor, first), op, name, " must be on ", first_name, "'s device ", text(first), ", got ",
+                text(tensor));
 }
 
 void check_same_kind(const char* op, const char* name, const Tensor& tensor, const char* like_name,
                      const Tensor& like) {
   check_same_device(op, name, tensor, like_name, like);
-  FASTOPS_CHECK(tensor.scalar_type() == like.scalar_type(), op, name, " must have ", like_name, "'s dtype ",
-                text_of(like.scalar_type()), ", got ", text_of(tensor.scalar_type()));
+  FASTOPS_CHECK(same_dtype(tensor, like), op, name, " must have ", like_name, "'s dtype ", text_of(like.scalar_type()),
+                ", got ", text_of(tensor.scalar_type()));
 }
 
 void check_alike(const char* op, const char* name, const Tensor& tensor, const char* like_name, const Tensor& like) {
@@ -86,48 +86,36 @@ void check_alike(const char* op, const char* name, const Tensor& tensor, const c
 namespace {
 
 Tensor empty_strided(Shape sizes, const int64_t* strides, const Tensor& device_of, int32_t dtype) {
-  int32_t device_type = 0;
-  check_torch("aoti_torch_get_device_type", aoti_torch_get_device_type(device_of.get(), &device_type));
   AtenTensorHandle handle = nullptr;
   check_torch("aten::empty_strided",
-              aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides, dtype, device_type,
-                                       device_of.get_device_index(), &handle));
+              aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides, dtype,
+                                       device_of.device_type(), device_of.get_device_index(), &handle));
   return Tensor(handle);
-}
-
-int32_t torch_dtype(DType dtype) {
-  switch (dtype) {
-    case DType::f16: return aoti_torch_dtype_float16();
-    case DType::bf16: return aoti_torch_dtype_bfloat16();
-    case DType::f32: return aoti_torch_dtype_float32();
-    default: return aoti_torch_dtype_float64();
-  }
 }
 
 }  // namespace
 
 Tensor allocate_like(const Tensor& like) {
   // The shim is several times cheaper than a call through the dispatcher, but it wants the strides spelled out.
-  if (like.is_contiguous()) {
-    int32_t dtype = 0;
-    check_torch("aoti_torch_get_dtype", aoti_torch_get_dtype(like.get(), &dtype));
-    return empty_strided(like.sizes(), like.strides().data(), like, dtype);
-  }
+  if (like.is_contiguous()) return empty_strided(like.sizes(), like.strides().data(), like, like.torch_dtype());
   return call<Tensor>("aten::empty_like", like, std::nullopt, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
 }
 
 Tensor allocate(Shape sizes, const Tensor& device_of, DType dtype) {
-  std::vector<int64_t> strides(sizes.size());
+  constexpr size_t usual = 8;
+  int64_t few[usual];
+  std::vector<int64_t> many(sizes.size() > usual ? sizes.size() : 0);
+  int64_t* strides = sizes.size() > usual ? many.data() : few;
   int64_t step = 1;
   for (size_t k = sizes.size(); k-- > 0;) {
     strides[k] = step;
     step *= std::max<int64_t>(sizes[k], 1);
   }
-  return empty_strided(sizes, strides.data(), device_of, torch_dtype(dtype));
+  return empty_strided(sizes, strides, device_of, torch_dtypes[static_cast<int>(dtype)]);
 }
 
 Tensor allocate(Shape sizes, Shape strides, const Tensor& device_of, DType dtype) {
-  return empty_strided(sizes, strides.data(), device_of, torch_dtype(dtype));
+  return empty_strided(sizes, strides.data(), device_of, torch_dtypes[static_cast<int>(dtype)]);
 }
 
 Tensor allocate_bytes(int64_t count, const Tensor& device_of) {
@@ -135,13 +123,13 @@ Tensor allocate_bytes(int64_t count, const Tensor& device_of) {
   return empty_strided(Shape(&count, 1), &stride, device_of, aoti_torch_dtype_uint8());
 }
 
-Tensor as_contiguous(const Tensor& tensor) {
+Tensor as_contiguous(Tensor tensor) {
   if (tensor.is_contiguous()) return tensor;
   return call<Tensor>("aten::contiguous", tensor, torch::headeronly::MemoryFormat::Contiguous);
 }
 
-Tensor to_dtype(const Tensor& tensor, DType dtype) {
-  if (tensor.scalar_type() == scalar_type(dtype)) return tensor;
+Tensor to_dtype(Tensor tensor, DType dtype) {
+  if (dtype_of(tensor) == dtype) return tensor;
   return call<Tensor>("aten::_to_copy", tensor, std::optional(scalar_type(dtype)), std::nullopt, std::nullopt,
                       std::nullopt, false, std::nullopt);
 }

@@ -3,7 +3,6 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
 #include <array>
@@ -18,13 +17,9 @@
 #include "core/dtype.h"
 #include "core/isa.h"
 #include "core/schema.h"
+#include "core/tensor.h"
 
 namespace fastops {
-
-using torch::stable::Tensor;
-using OptionalTensor = std::optional<Tensor>;
-using torch::headeronly::ScalarType;
-using Shape = torch::headeronly::IntHeaderOnlyArrayRef;
 
 template <class... Parts>
 [[noreturn]] void fail(const char* op, const Parts&... parts) {
@@ -47,6 +42,10 @@ bool same_shape(Shape a, Shape b);
 
 // Our dtype, or nothing for one that the kernels do not take.
 std::optional<DType> dtype_of(const Tensor& tensor);
+inline bool same_dtype(const Tensor& a, const Tensor& b) { return a.torch_dtype() == b.torch_dtype(); }
+inline bool same_device(const Tensor& a, const Tensor& b) {
+  return a.device_type() == b.device_type() && a.get_device_index() == b.get_device_index();
+}
 ScalarType scalar_type(DType dtype);
 
 // Whether our kernels take this tensor: a dtype of theirs, on the CPU or on a card that the binary has code for.
@@ -66,28 +65,24 @@ Tensor allocate_bytes(int64_t count, const Tensor& device_of);                  
 inline Tensor nothing(const Tensor& device_of, DType dtype) {
   return allocate(std::array<int64_t, 1>{0}, device_of, dtype);
 }
-Tensor as_contiguous(const Tensor& tensor);
-Tensor to_dtype(const Tensor& tensor, DType dtype);
+Tensor as_contiguous(Tensor tensor);
+Tensor to_dtype(Tensor tensor, DType dtype);
 void fill_zero(const Tensor& tensor);
-
-// Throws with torch's own message, where this torch hands it out, if `code` is not success.
-void check_torch(const char* what, AOTITorchError code);
 
 // Calls an op through the dispatcher.
 template <class Result, class... Args>
 Result call(const char* op, const Args&... args) {
-  namespace detail = torch::stable::detail;
-  if constexpr (requires { std::tuple_size<Result>::value; }) {
+  if constexpr (std::is_same_v<Result, Tensor>) {
+    std::array<StableIValue, sizeof...(Args)> stack{to_stack(args)...};
+    check_torch(op, torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
+    return from_stack<Tensor>(stack[0]);
+  } else {
     constexpr size_t results = std::tuple_size_v<Result>;
-    std::array<StableIValue, (sizeof...(Args) > results ? sizeof...(Args) : results)> stack{detail::from(args)...};
+    std::array<StableIValue, std::max(sizeof...(Args), results)> stack{to_stack(args)...};
     check_torch(op, torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
     return [&]<size_t... K>(std::index_sequence<K...>) {
-      return Result{detail::to<std::tuple_element_t<K, Result>>(stack[K])...};
+      return Result{from_stack<std::tuple_element_t<K, Result>>(stack[K])...};
     }(std::make_index_sequence<results>{});
-  } else {
-    std::array<StableIValue, sizeof...(Args)> stack{detail::from(args)...};
-    check_torch(op, torch_call_dispatcher(op, "", stack.data(), TORCH_ABI_VERSION));
-    return detail::to<Result>(stack[0]);
   }
 }
 
@@ -107,7 +102,7 @@ void run_on_threads(int64_t count, int64_t bytes_each, const F& f) {
 // kernel is the plain composition in src/fastops/ops. "name(Tensor input) -> Tensor" is the one source of the schema.
 #if FASTOPS_CUDA_ENABLED
 #define FASTOPS_OP_CUDA(name, function) \
-  STABLE_TORCH_LIBRARY_IMPL(fastops, CUDA, m) { m.impl(name, TORCH_BOX(&function)); }
+  STABLE_TORCH_LIBRARY_IMPL(fastops, CUDA, m) { m.impl(name, ::fastops::Boxed<&function>::call); }
 #else
 #define FASTOPS_OP_CUDA(name, function)
 #endif
@@ -117,5 +112,5 @@ void run_on_threads(int64_t count, int64_t bytes_each, const F& f) {
     m.def(name signature);                                                                                    \
     m.def(name "_reference" signature);                                                                       \
   }                                                                                                           \
-  STABLE_TORCH_LIBRARY_IMPL(fastops, CPU, m) { m.impl(name, TORCH_BOX(&function)); }                          \
+  STABLE_TORCH_LIBRARY_IMPL(fastops, CPU, m) { m.impl(name, ::fastops::Boxed<&function>::call); }             \
   FASTOPS_OP_CUDA(name, function)

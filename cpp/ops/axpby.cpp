@@ -25,7 +25,7 @@ std::tuple<Tensor, Tensor> axpby_backward(const Tensor& grad, double alpha, doub
     return call<std::tuple<Tensor, Tensor>>("fastops::axpby_backward_reference", grad, alpha, beta);
   Tensor grad_x = allocate_like(grad), grad_y = allocate_like(grad);
   run_pointwise("axpby_backward", axpby_backward_kernels, {grad_x, grad_y}, {grad}, {alpha, beta});
-  return {grad_x, grad_y};
+  return {std::move(grad_x), std::move(grad_y)};
 }
 
 FASTOPS_OP("axpby", "(Tensor x, Tensor y, float alpha=1.0, float beta=1.0) -> Tensor", axpby);

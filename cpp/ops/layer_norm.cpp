@@ -5,30 +5,39 @@ namespace fastops::ops {
 
 using Triple = std::tuple<Tensor, Tensor, Tensor>;
 
-Triple layer_norm(const Tensor& input, const std::vector<int64_t>& normalized_shape, OptionalTensor weight,
-                  OptionalTensor bias, double eps) {
-  Shape shape = shape_of(normalized_shape);
-  if (!kernels_take(input)) return call<Triple>("fastops::layer_norm_reference", input, shape, weight, bias, eps);
-  NormOutputs r = norm_forward({.op = "layer_norm",
-                                .norm = Norm::layer,
-                                .input = input,
-                                .residual = nullptr,
-                                .shape = shape,
-                                .weight = weight,
-                                .bias = bias,
-                                .eps = eps,
-                                .weight_offset = 0});
-  return {r.output, *r.centre, r.rstd};
+static NormOutputs forward(const Tensor& input, OptionalTensor& weight, OptionalTensor& bias, int64_t dims, double eps,
+                           bool statistics) {
+  return norm_forward({.op = "layer_norm",
+                       .norm = Norm::layer,
+                       .input = input,
+                       .residual = nullptr,
+                       .weight = std::move(weight),
+                       .bias = std::move(bias),
+                       .dims = dims,
+                       .eps = eps,
+                       .weight_offset = 0,
+                       .statistics = statistics});
+}
+
+Tensor layer_norm(const Tensor& input, OptionalTensor weight, OptionalTensor bias, int64_t dims, double eps) {
+  if (!kernels_take(input)) return call<Tensor>("fastops::layer_norm_reference", input, weight, bias, dims, eps);
+  return forward(input, weight, bias, dims, eps, false).output;
+}
+
+Triple layer_norm_forward(const Tensor& input, OptionalTensor weight, OptionalTensor bias, int64_t dims, double eps) {
+  if (!kernels_take(input))
+    return call<Triple>("fastops::layer_norm_forward_reference", input, weight, bias, dims, eps);
+  NormOutputs r = forward(input, weight, bias, dims, eps, true);
+  return {std::move(r.output), *std::move(r.centre), *std::move(r.rstd)};
 }
 
 // Outputs that are not asked for are empty tensors.
-Triple layer_norm_backward(const Tensor& grad, const Tensor& input, const std::vector<int64_t>& normalized_shape,
-                           const Tensor& centre, const Tensor& rstd, OptionalTensor weight, OptionalTensor bias,
-                           double eps, bool need_input, bool need_weight, bool need_bias) {
-  Shape shape = shape_of(normalized_shape);
+Triple layer_norm_backward(const Tensor& grad, const Tensor& input, const Tensor& centre, const Tensor& rstd,
+                           OptionalTensor weight, OptionalTensor bias, bool need_input, bool need_weight,
+                           bool need_bias, double eps) {
   if (!kernels_take(input))
-    return call<Triple>("fastops::layer_norm_backward_reference", grad, input, shape, centre, rstd, weight, bias, eps,
-                        need_input, need_weight, need_bias);
+    return call<Triple>("fastops::layer_norm_backward_reference", grad, input, centre, rstd, weight, bias, need_input,
+                        need_weight, need_bias, eps);
   NormGradients r = norm_backward({.op = "layer_norm_backward",
                                    .forward_op = "layer_norm",
                                    .norm = Norm::layer,
@@ -36,25 +45,27 @@ Triple layer_norm_backward(const Tensor& grad, const Tensor& input, const std::v
                                    .grad_sum = nullptr,
                                    .input_name = "input",
                                    .input = input,
-                                   .shape = shape,
                                    .centre = &centre,
                                    .rstd = rstd,
-                                   .weight = weight,
-                                   .bias = bias,
+                                   .weight = std::move(weight),
+                                   .bias = std::move(bias),
                                    .weight_offset = 0,
                                    .need_input = need_input,
                                    .need_weight = need_weight,
                                    .need_bias = need_bias});
-  return {r.input, r.weight, *r.bias};
+  return {std::move(r.input), std::move(r.weight), *std::move(r.bias)};
 }
 
 FASTOPS_OP("layer_norm",
-           "(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05)"
+           "(Tensor input, Tensor? weight=None, Tensor? bias=None, int dims=1, float eps=1e-05) -> Tensor", layer_norm);
+FASTOPS_OP("layer_norm_forward",
+           "(Tensor input, Tensor? weight=None, Tensor? bias=None, int dims=1, float eps=1e-05)"
            " -> (Tensor, Tensor, Tensor)",
-           layer_norm);
+           layer_norm_forward);
 FASTOPS_OP("layer_norm_backward",
-           "(Tensor grad, Tensor input, SymInt[] normalized_shape, Tensor centre, Tensor rstd, Tensor? weight, "
-           "Tensor? bias, float eps, bool need_input, bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)",
+           "(Tensor grad, Tensor input, Tensor centre, Tensor rstd, Tensor? weight, Tensor? bias, "
+           "bool need_input=True, bool need_weight=True, bool need_bias=True, float eps=1e-05)"
+           " -> (Tensor, Tensor, Tensor)",
            layer_norm_backward);
 
 }  // namespace fastops::ops

@@ -38,7 +38,7 @@ Tensor linear_epilogue(const Tensor& input, OptionalTensor bias, const std::stri
   a.n = input.size(input.dim() - 1);
   a.rows = input.numel() / a.n;
   a.input = x.const_data_ptr();
-  if (bias) bias = as_contiguous(*bias);
+  if (bias) bias = as_contiguous(*std::move(bias));
   a.bias = data_or_null(bias);
   a.output = output.mutable_data_ptr();
   if (input.is_cuda()) {
@@ -67,30 +67,30 @@ Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalT
   a.activation = activation_of(op, activation);
   if (saved.numel() == 0) {
     if (need_bias) fill_zero(grad_bias);
-    return {grad_input, grad_bias};
+    return {std::move(grad_input), std::move(grad_bias)};
   }
-  Tensor g = as_contiguous(grad), s = as_contiguous(saved), partial = nothing(saved, stat);
+  Tensor g = as_contiguous(grad), s = as_contiguous(saved);
+  Scratch scratch;
   a.dtype = dtype;
   a.parameter = bias_dtype;
   a.n = n;
   a.rows = saved.numel() / n;
   a.grad = g.const_data_ptr();
   a.saved = s.const_data_ptr();
-  if (bias) bias = as_contiguous(*bias);
+  if (bias) bias = as_contiguous(*std::move(bias));
   a.bias = data_or_null(bias);
   a.grad_input = grad_input.mutable_data_ptr();
   a.partial = nullptr;
   a.chunks = cpu_chunks(a.rows);
   auto make_partial = [&] {
-    if (!need_bias) return;
-    partial = allocate(std::array<int64_t, 2>{a.chunks, n}, saved, stat);
-    a.partial = partial.mutable_data_ptr();
+    if (need_bias) a.partial = scratch.allocate(saved, stat, a.chunks * n);
   };
+  std::optional<cuda::Launch> launch;
   if (saved.is_cuda()) {
-    cuda::Launch launch(op, saved.get_device_index());
-    a.chunks = linear_epilogue_backward_chunks_cuda[launch.group()](a);
+    launch.emplace(op, saved.get_device_index());
+    a.chunks = linear_epilogue_backward_chunks_cuda[launch->group()](a);
     make_partial();
-    launch.check(linear_epilogue_backward_cuda[launch.group()](a, launch.stream()));
+    launch->check(linear_epilogue_backward_cuda[launch->group()](a, launch->stream()));
   } else {
     make_partial();
     const int64_t rows_each = (a.rows + a.chunks - 1) / a.chunks;
@@ -100,9 +100,9 @@ Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalT
   }
   if (need_bias) {
     ColumnSum columns{stat, bias_dtype, a.partial, a.chunks, n, n, grad_bias.mutable_data_ptr()};
-    sum_columns(op, saved, &columns, 1);
+    sum_columns(launch, &columns, 1);
   }
-  return {grad_input, grad_bias};
+  return {std::move(grad_input), std::move(grad_bias)};
 }
 
 FASTOPS_OP("linear_epilogue", "(Tensor input, Tensor? bias, str activation) -> Tensor", linear_epilogue);

@@ -38,7 +38,7 @@ Pair lltm_cell(const Tensor& gates, const Tensor& old_cell) {
       write(new_h),  write(new_cell), third(gates, g, 0, cell), third(gates, g, 1, cell), third(gates, g, 2, cell),
       read(old_cell)};
   run_pointwise("lltm_cell", lltm_cell_kernels, gates, dtype, operands, 6);
-  return {new_h, new_cell};
+  return {std::move(new_h), std::move(new_cell)};
 }
 
 Pair lltm_cell_backward(const Tensor& grad_h, const Tensor& grad_cell, const Tensor& gates, const Tensor& old_cell) {
@@ -62,7 +62,7 @@ Pair lltm_cell_backward(const Tensor& grad_h, const Tensor& grad_cell, const Ten
                               third(gates, g, 2, cell),
                               read(old_cell)};
   run_pointwise("lltm_cell_backward", lltm_cell_backward_kernels, gates, dtype, operands, 10);
-  return {grad_gates, grad_old_cell};
+  return {std::move(grad_gates), std::move(grad_old_cell)};
 }
 
 FASTOPS_OP("lltm_cell", "(Tensor gates, Tensor old_cell) -> (Tensor, Tensor)", lltm_cell);

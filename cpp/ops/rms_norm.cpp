@@ -5,30 +5,40 @@ namespace fastops::ops {
 
 using Pair = std::tuple<Tensor, Tensor>;
 
-Pair rms_norm(const Tensor& input, const std::vector<int64_t>& normalized_shape, OptionalTensor weight,
-              std::optional<double> eps, double weight_offset) {
-  Shape shape = shape_of(normalized_shape);
-  if (!kernels_take(input)) return call<Pair>("fastops::rms_norm_reference", input, shape, weight, eps, weight_offset);
-  NormOutputs r = norm_forward({.op = "rms_norm",
-                                .norm = Norm::rms,
-                                .input = input,
-                                .residual = nullptr,
-                                .shape = shape,
-                                .weight = weight,
-                                .bias = {},
-                                .eps = rms_eps(eps, input),
-                                .weight_offset = weight_offset});
-  return {r.output, r.rstd};
+static NormOutputs forward(const Tensor& input, OptionalTensor& weight, int64_t dims, std::optional<double> eps,
+                           double weight_offset, bool statistics) {
+  return norm_forward({.op = "rms_norm",
+                       .norm = Norm::rms,
+                       .input = input,
+                       .residual = nullptr,
+                       .weight = std::move(weight),
+                       .bias = {},
+                       .dims = dims,
+                       .eps = rms_eps(eps, input),
+                       .weight_offset = weight_offset,
+                       .statistics = statistics});
+}
+
+Tensor rms_norm(const Tensor& input, OptionalTensor weight, int64_t dims, std::optional<double> eps,
+                double weight_offset) {
+  if (!kernels_take(input)) return call<Tensor>("fastops::rms_norm_reference", input, weight, dims, eps, weight_offset);
+  return forward(input, weight, dims, eps, weight_offset, false).output;
+}
+
+Pair rms_norm_forward(const Tensor& input, OptionalTensor weight, int64_t dims, std::optional<double> eps,
+                      double weight_offset) {
+  if (!kernels_take(input))
+    return call<Pair>("fastops::rms_norm_forward_reference", input, weight, dims, eps, weight_offset);
+  NormOutputs r = forward(input, weight, dims, eps, weight_offset, true);
+  return {std::move(r.output), *std::move(r.rstd)};
 }
 
 // Outputs that are not asked for are empty tensors.
-Pair rms_norm_backward(const Tensor& grad, const Tensor& input, const std::vector<int64_t>& normalized_shape,
-                       const Tensor& rstd, OptionalTensor weight, std::optional<double> eps, double weight_offset,
-                       bool need_input, bool need_weight) {
-  Shape shape = shape_of(normalized_shape);
+Pair rms_norm_backward(const Tensor& grad, const Tensor& input, const Tensor& rstd, OptionalTensor weight,
+                       bool need_input, bool need_weight, std::optional<double> eps, double weight_offset) {
   if (!kernels_take(input))
-    return call<Pair>("fastops::rms_norm_backward_reference", grad, input, shape, rstd, weight, eps, weight_offset,
-                      need_input, need_weight);
+    return call<Pair>("fastops::rms_norm_backward_reference", grad, input, rstd, weight, need_input, need_weight, eps,
+                      weight_offset);
   NormGradients r = norm_backward({.op = "rms_norm_backward",
                                    .forward_op = "rms_norm",
                                    .norm = Norm::rms,
@@ -36,25 +46,27 @@ Pair rms_norm_backward(const Tensor& grad, const Tensor& input, const std::vecto
                                    .grad_sum = nullptr,
                                    .input_name = "input",
                                    .input = input,
-                                   .shape = shape,
                                    .centre = nullptr,
                                    .rstd = rstd,
-                                   .weight = weight,
+                                   .weight = std::move(weight),
                                    .bias = {},
                                    .weight_offset = weight_offset,
                                    .need_input = need_input,
                                    .need_weight = need_weight,
                                    .need_bias = false});
-  return {r.input, r.weight};
+  return {std::move(r.input), std::move(r.weight)};
 }
 
 FASTOPS_OP("rms_norm",
-           "(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None, float weight_offset=0.0)"
-           " -> (Tensor, Tensor)",
+           "(Tensor input, Tensor? weight=None, int dims=1, float? eps=None, float weight_offset=0.0) -> Tensor",
            rms_norm);
+FASTOPS_OP("rms_norm_forward",
+           "(Tensor input, Tensor? weight=None, int dims=1, float? eps=None, float weight_offset=0.0)"
+           " -> (Tensor, Tensor)",
+           rms_norm_forward);
 FASTOPS_OP("rms_norm_backward",
-           "(Tensor grad, Tensor input, SymInt[] normalized_shape, Tensor rstd, Tensor? weight, float? eps, "
-           "float weight_offset, bool need_input, bool need_weight) -> (Tensor, Tensor)",
+           "(Tensor grad, Tensor input, Tensor rstd, Tensor? weight, bool need_input=True, bool need_weight=True, "
+           "float? eps=None, float weight_offset=0.0) -> (Tensor, Tensor)",
            rms_norm_backward);
 
 }  // namespace fastops::ops

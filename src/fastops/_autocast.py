@@ -26,18 +26,29 @@ def lower_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(t.to(dtype) if _castable(t) else t for t in tensors)
 
 
-def single_precision_on_cuda(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """As torch does for the norms and square: under CUDA autocast the half types in float32; on CPU nothing."""
-    first = _input(tensors[0])
-    if not (first.is_cuda and torch.is_autocast_enabled("cuda")):
-        return tensors
+_enabled = torch.is_autocast_enabled
+
+
+def computes_wide(x: Tensor) -> bool:
+    """Whether torch's norms and square compute in float32 here: under CUDA autocast; on CPU they do not."""
+    try:
+        return x.is_cuda and _enabled("cuda")
+    except AttributeError:
+        raise _type_error(x) from None
+
+
+def single_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(t.float() if _castable(t) else t for t in tensors)
 
 
 def _input(x: object) -> Tensor:
     if not isinstance(x, Tensor):
-        raise TypeError(f"[fastops] input must be a Tensor, got {type(x).__name__}")
+        raise _type_error(x)
     return x
+
+
+def _type_error(x: object) -> TypeError:
+    return TypeError(f"[fastops] input must be a Tensor, got {type(x).__name__}")
 
 
 def _castable(t: Tensor | None) -> TypeGuard[Tensor]:

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import Function, forward_ad
 
 from .capability import capabilities
@@ -28,6 +30,8 @@ from .capability import capabilities
 _functorch_active = torch._C._are_functorch_transforms_active
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
+_any_requires_grad = torch._C._any_requires_grad
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 KERNEL_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
@@ -37,7 +41,7 @@ _library = torch.library.Library("fastops", "FRAGMENT")
 
 
 class Operator:
-    """A raw op with its fake, its plain reference and its derivative; calling it is the differentiable function.
+    """A raw op with its fake, its plain reference and its derivative; ``call`` is the differentiable function.
 
     Args:
         name: the raw op's name in ``torch.ops.fastops``.
@@ -48,11 +52,12 @@ class Operator:
         backward: ``backward(ctx, *grad_outputs)`` returns a gradient or None for each input. None: derived from the
             reference.
         outputs: how many outputs are differentiable; those after them are statistics for ``backward``.
+        forward: the raw op that returns those statistics too, where this one does not. Default: this one.
         batch: ``batch(size, in_dims, *inputs)`` returns the inputs with the batch as leading dimension, if the raw op
             then treats its elements apart, or None. Without it every batch goes through ``torch.vmap`` of the
             reference.
-        training: the operator of the same function and arguments that eager mode and ``torch.compile`` take in place of
-            this one where a gradient is asked for; what its raw op returns besides is all that its backward needs.
+        training: an operator of the same function that eager mode and ``torch.compile`` take where a gradient is asked
+            for. Default: this one.
     """
 
     def __init__(
@@ -64,37 +69,26 @@ class Operator:
         save: Callable[..., None] | None = None,
         backward: Callable[..., Any] | None = None,
         outputs: int = 1,
+        forward: Operator | None = None,
         batch: Callable[..., Any] | None = None,
         training: Operator | None = None,
     ) -> None:
         self.name = name
         self.reference = reference
         self.outputs = outputs
+        self.forward = forward or self
         self.batch = batch
+        self.training = training or self
         self.raw = getattr(torch.ops.fastops, name).default
         self.save = save if save and backward else _save_inputs
         self.backward = backward or _backward_of(reference)
         torch.library.register_fake(f"fastops::{name}", _on_one_device(name, fake), lib=_library)
         for op in (name, f"{name}_reference"):
             _library.impl(op, _announced(reference), "CompositeExplicitAutograd")
-        # The builtin behind the overload saves a Python frame on the hot path; Dynamo wants the overload.
-        self._fast = self.raw._op
-        self._eager = _eager_function(training or self).apply
+        self._eager = _eager_function(self.training, self.training.forward.raw).apply
         self._twin = _twin_function(self).apply
+        self.call = _call_of(self)
         OPERATORS[name] = self
-
-    def __call__(self, *inputs: Any) -> Any:
-        try:
-            plain = inputs[0].dtype not in KERNEL_DTYPES
-        except AttributeError:
-            raise TypeError(f"[{self.name}] expected a Tensor first, got {type(inputs[0]).__name__}") from None
-        if plain or _compiling() or _functorch_active() or forward_ad._current_level >= 0:
-            return _public(self._transformed(inputs), self.outputs)
-        if _grad_enabled():
-            for x in inputs:
-                if isinstance(x, torch.Tensor) and x.requires_grad:
-                    return self._eager(*inputs)
-        return _public(_run(self._fast, inputs), self.outputs)
 
     def _transformed(self, inputs: tuple[Any, ...]) -> Any:
         if forward_ad._current_level >= 0 or inputs[0].dtype not in KERNEL_DTYPES:
@@ -103,9 +97,43 @@ class Operator:
             return self._twin(*inputs)
         if _functorch_active():
             return self.reference(*inputs)
-        if _grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
+        if _grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
             return self._eager(*_distinct(inputs))
         return self.raw(*inputs)
+
+
+def _call_of(op: Operator) -> Callable[..., Any]:
+    """The way of a call. On small inputs its cost is what is timed: one frame, and questions that C answers."""
+    outputs = op.outputs
+    whole = len(op.raw._schema.returns) == outputs
+    # The builtins behind the overload and Function.apply save Python frames; Dynamo wants those. The engine calls
+    # the node's `apply`, which would look `backward` up in two frames more, 1 us of a step's 27.
+    raw = op.raw._op
+    training = op.training
+    function = _eager_function(training, training.forward.raw._op)
+    apply = super(Function, function).apply  # type: ignore[misc]
+    function._backward_cls.apply = training.backward  # type: ignore[attr-defined]
+
+    def call(*inputs: Any) -> Any:
+        try:
+            plain = inputs[0].dtype not in KERNEL_DTYPES
+        except AttributeError:
+            raise TypeError(f"[{op.name}] expected a Tensor first, got {type(inputs[0]).__name__}") from None
+        if plain or _compiling() or _functorch_active() or forward_ad._current_level >= 0:
+            return _public(op._transformed(inputs), outputs)
+        if _grad_enabled() and _any_requires_grad(*inputs):
+            for x in inputs:
+                if isinstance(x, Tensor) and _wrapped(x):  # it outlived its transform
+                    return apply(*unwrap_dead_wrappers(inputs))
+            return apply(*inputs)
+        try:
+            result = raw(*inputs)
+        except RuntimeError as error:
+            _raise_typed(error)
+            raise
+        return result if whole else _public(result, outputs)
+
+    return call
 
 
 def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,7 +141,7 @@ def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fake)
     def checked(*inputs: Any) -> Any:
-        devices = {str(x.device) for x in inputs if isinstance(x, torch.Tensor)}
+        devices = {str(x.device) for x in inputs if isinstance(x, Tensor)}
         if len(devices) > 1:
             raise RuntimeError(f"[{name}] all tensors must be on one device, got {' and '.join(sorted(devices))}")
         return fake(*inputs)
@@ -126,7 +154,7 @@ def _announced(reference: Callable[..., Any]) -> Callable[..., Any]:
 
     def kernel(*inputs: Any) -> Any:
         for x in inputs:
-            if isinstance(x, torch.Tensor) and x.is_cuda and x.device.index not in _announced_gpus:
+            if isinstance(x, Tensor) and x.is_cuda and x.device.index not in _announced_gpus:
                 _announce(x.device.index)
         return reference(*inputs)
 
@@ -156,28 +184,29 @@ def _distinct(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Dynamo does not trace a Function that is given one tensor twice."""
     seen: list[Any] = []
     for x in inputs:
-        repeated = isinstance(x, torch.Tensor) and any(x is y for y in seen)
+        repeated = isinstance(x, Tensor) and any(x is y for y in seen)
         seen.append(x.view_as(x) if repeated else x)
     return tuple(seen)
 
 
-def _run(raw: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-    """The raw op; errors cross the stable ABI as text alone, and running out of memory has a type that people catch."""
-    try:
-        return raw(*inputs)
-    except RuntimeError as error:
-        if "CUDA out of memory" in str(error) and not isinstance(error, torch.OutOfMemoryError):
-            raise torch.OutOfMemoryError(str(error)) from None
-        raise
+def _raise_typed(error: RuntimeError) -> None:
+    """Errors cross the stable ABI as text alone; running out of memory has a type that people catch."""
+    if "CUDA out of memory" in str(error) and not isinstance(error, torch.OutOfMemoryError):
+        raise torch.OutOfMemoryError(str(error)) from None
 
 
-def _eager_function(op: Operator) -> type[Function]:
-    raw, save, outputs = op.raw, op.save, op.outputs  # no bound method: Dynamo of torch 2.10 cannot hold one
+def _eager_function(op: Operator, raw: Callable[..., Any]) -> type[Function]:
+    save, outputs = op.save, op.outputs  # no bound method: Dynamo of torch 2.10 cannot hold one
+    whole = len(op.forward.raw._schema.returns) == outputs
 
     def forward(ctx: Any, *inputs: Any) -> Any:
-        result = _run(raw, inputs)
+        try:
+            result = raw(*inputs)
+        except RuntimeError as error:
+            _raise_typed(error)
+            raise
         save(ctx, inputs, result)
-        return _public(result, outputs)
+        return result if whole else result[0] if outputs == 1 else result[:outputs]
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(op.backward)}
     return type(op.name, (Function,), methods)
@@ -194,11 +223,11 @@ def _twin_function(op: Operator) -> type[Function]:
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         batched = op.batch(info.batch_size, in_dims, *inputs) if op.batch else None
-        out = op._twin(*batched) if batched else torch.vmap(op.reference, in_dims)(*inputs)
+        out = op._twin(*batched) if batched else torch.vmap(op.forward.reference, in_dims)(*inputs)
         return out, tuple(0 for _ in out) if isinstance(out, tuple) else 0
 
     methods = {
-        "forward": staticmethod(lambda *inputs: op.raw(*inputs)),
+        "forward": staticmethod(lambda *inputs: op.forward.raw(*inputs)),
         "setup_context": staticmethod(setup_context),
         "backward": staticmethod(backward),
         "vmap": staticmethod(vmap),
@@ -207,8 +236,8 @@ def _twin_function(op: Operator) -> type[Function]:
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
-    ctx.tensors_at = [k for k, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
-    ctx.inputs = [None if isinstance(x, torch.Tensor) else x for x in inputs]
+    ctx.tensors_at = [k for k, x in enumerate(inputs) if isinstance(x, Tensor)]
+    ctx.inputs = [None if isinstance(x, Tensor) else x for x in inputs]
     ctx.save_for_backward(*(inputs[k] for k in ctx.tensors_at))
 
 
@@ -239,7 +268,7 @@ def _backward_of(reference: Callable[..., Any]) -> Callable[..., Any]:
 def elementwise_batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, ...]:
     """The ``batch`` rule of an op whose tensors all have one shape."""
     return tuple(
-        x.movedim(d, 0) if d is not None else x.expand(size, *x.shape) if isinstance(x, torch.Tensor) else x
+        x.movedim(d, 0) if d is not None else x.expand(size, *x.shape) if isinstance(x, Tensor) else x
         for x, d in zip(inputs, in_dims, strict=True)
     )
 
@@ -261,18 +290,18 @@ def elementwise(
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.save_for_backward(output if keeps == "output" else inputs[0])
 
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return derivative(grad, *ctx.saved_tensors)
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return derivative.call(grad, *ctx.saved_tensors)
 
     return Operator(name, reference, fake, save=save, backward=backward, batch=elementwise_batch, training=training)
 
 
-def wide(x: torch.Tensor) -> torch.Tensor:
+def wide(x: Tensor) -> Tensor:
     """``x`` in the dtype that kernels compute in: float32 for the half types."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def check_parameter(op: str, name: str, parameter: torch.Tensor, shape: list[int], input: torch.Tensor) -> None:
+def check_parameter(op: str, name: str, parameter: Tensor, shape: list[int], input: Tensor) -> None:
     """An affine parameter as the kernels take it: ``shape``, input's dtype or float32 beside a half type."""
     if list(parameter.shape) != shape:
         raise RuntimeError(f"[{op}] {name} must have shape {shape}, got {list(parameter.shape)}")

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._autocast import lower_precision, single_precision_on_cuda
+from ._autocast import computes_wide, lower_precision, single_precision
+from ._norm import trailing_dims
 from .ops.add_layer_norm import add_layer_norm_reference
 from .ops.add_rms_norm import add_rms_norm_reference
 from .ops.axpby import axpby_reference
@@ -59,8 +60,10 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """:func:`fastops.layer_norm` in plain PyTorch."""
-    input, weight, bias = single_precision_on_cuda(input, weight, bias)  # type: ignore[assignment]
-    return layer_norm_reference(input, normalized_shape, weight, bias, eps)[0]
+    if computes_wide(input):
+        input, weight, bias = single_precision(input, weight, bias)  # type: ignore[assignment]
+    dims = trailing_dims("layer_norm", input, normalized_shape)
+    return layer_norm_reference(input, weight, bias, dims, eps)[0]
 
 
 def rms_norm(
@@ -72,8 +75,10 @@ def rms_norm(
     weight_offset: float = 0.0,
 ) -> Tensor:
     """:func:`fastops.rms_norm` in plain PyTorch."""
-    input, weight = single_precision_on_cuda(input, weight)  # type: ignore[assignment]
-    return rms_norm_reference(input, normalized_shape, weight, eps, weight_offset)[0]
+    if computes_wide(input):
+        input, weight = single_precision(input, weight)  # type: ignore[assignment]
+    dims = trailing_dims("rms_norm", input, normalized_shape)
+    return rms_norm_reference(input, weight, dims, eps, weight_offset)[0]
 
 
 def add_layer_norm(
@@ -85,8 +90,10 @@ def add_layer_norm(
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor]:
     """:func:`fastops.add_layer_norm` in plain PyTorch."""
-    input, residual, weight, bias = single_precision_on_cuda(input, residual, weight, bias)  # type: ignore[assignment]
-    return add_layer_norm_reference(input, residual, normalized_shape, weight, bias, eps)[:2]
+    if computes_wide(input):
+        input, residual, weight, bias = single_precision(input, residual, weight, bias)  # type: ignore[assignment]
+    dims = trailing_dims("add_layer_norm", input, normalized_shape)
+    return add_layer_norm_reference(input, residual, weight, bias, dims, eps)[:2]
 
 
 def add_rms_norm(
@@ -99,8 +106,10 @@ def add_rms_norm(
     weight_offset: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """:func:`fastops.add_rms_norm` in plain PyTorch."""
-    input, residual, weight = single_precision_on_cuda(input, residual, weight)  # type: ignore[assignment]
-    return add_rms_norm_reference(input, residual, normalized_shape, weight, eps, weight_offset)[:2]
+    if computes_wide(input):
+        input, residual, weight = single_precision(input, residual, weight)  # type: ignore[assignment]
+    dims = trailing_dims("add_rms_norm", input, normalized_shape)
+    return add_rms_norm_reference(input, residual, weight, dims, eps, weight_offset)[:2]
 
 
 def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:

@@ -165,21 +165,20 @@ class Norm:
             tensors = self._rows(make(rows, n))
             affine = tuple(None if parameter is None else make(n, dtype=parameter) for _ in range(1 + self.layer))
             numbers = (1e-5,) if self.layer else (1e-5, offset)
-            lead, results = len(tensors), 3 + self.layer - (not self.residual)
-            forward = RawCall(
-                self.name,
-                (*tensors, [n], *affine, *numbers),
-                shared=tuple(range(lead + 1, lead + 1 + len(affine))),
-                row_outputs=tuple(range(results)),
-            )
+            lead = len(tensors)
+            shared = tuple(range(lead, lead + len(affine)))
+            args = (*tensors, *affine, 1, *numbers)
+            results = 3 + self.layer - (not self.residual)
+            forward = RawCall(f"{self.name}_forward", args, shared, tuple(range(results)))
+            outputs = RawCall(self.name, args, shared, tuple(range(lead)))
             saved = forward.reference()
             x, statistics = (saved[1], saved[2:]) if self.residual else (tensors[0], saved[1:])
             grads = (make(rows, n), make(rows, n) if affine[0] is not None else None)[: 1 + self.residual]
             needs = (True, *(p is not None for p in affine))
-            at = len(grads) + 2 + len(statistics)
-            args = (*grads, x, [n], *statistics, *affine, *numbers, *needs)
+            at = len(grads) + 1 + len(statistics)
+            args = (*grads, x, *statistics, *affine, *needs, *numbers)
             backward = RawCall(f"{self.name}_backward", args, shared=tuple(range(at, at + len(affine))))
-            calls += [forward, backward]
+            calls += [outputs, forward, backward]
         return calls
 
     def problem(self, make: Make, rows: int, n: int) -> tuple[Any, ...]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .._autocast import single_precision_on_cuda
-from .._norm import check, fake_gradients, fake_outputs, layer_backward, layer_forward, norm_operator
+from .._autocast import computes_wide, single_precision
+from .._norm import check, fake_gradients, fake_outputs, layer_backward, layer_forward, norm_operator, trailing_dims
 
 Pair = tuple[Tensor, Tensor]
 Triple = tuple[Tensor, Tensor, Tensor]
@@ -17,15 +17,15 @@ Triple = tuple[Tensor, Tensor, Tensor]
 def add_layer_norm_reference(
     input: Tensor,
     residual: Tensor,
-    normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
+    dims: int = 1,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The op in plain PyTorch: output, sum, centre (the mean's distance from the row's first element) and rstd."""
-    check("add_layer_norm", input, normalized_shape, weight, bias, residual)
+    check("add_layer_norm", input, dims, weight, bias, residual)
     sum = input + residual
-    output, centre, rstd = layer_forward(sum, normalized_shape, weight, bias, eps)
+    output, centre, rstd = layer_forward(sum, weight, bias, dims, eps)
     return output, sum, centre, rstd
 
 
@@ -33,45 +33,47 @@ def add_layer_norm_backward_reference(
     grad: Tensor,
     grad_sum: Tensor | None,
     sum: Tensor,
-    normalized_shape: Sequence[int],
     centre: Tensor,
     rstd: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
-    need_input: bool,
-    need_weight: bool,
-    need_bias: bool,
+    need_input: bool = True,
+    need_weight: bool = True,
+    need_bias: bool = True,
+    eps: float = 1e-5,
 ) -> Triple:
     """Gradients for the sum, which is that of input and of residual, for weight and for bias."""
-    return layer_backward(grad, grad_sum, sum, normalized_shape, weight, bias, eps, need_input, need_weight, need_bias)
+    dims = sum.dim() - rstd.dim()
+    return layer_backward(grad, grad_sum, sum, dims, weight, bias, need_input, need_weight, need_bias, eps)
 
 
 def _fake(
+    statistics: bool,
     input: Tensor,
     residual: Tensor,
-    normalized_shape: Sequence[int],
     weight: Any = None,
     bias: Any = None,
-    eps: float = 1e-5,
-) -> tuple[Tensor, ...]:
-    check("add_layer_norm", input, normalized_shape, weight, bias, residual)
-    return fake_outputs(input, normalized_shape, full=2, statistics=2)
+    dims: int = 1,
+    *numbers: Any,
+) -> Any:
+    check("add_layer_norm", input, dims, weight, bias, residual)
+    return fake_outputs(input, dims, full=2, statistics=2 if statistics else 0)
 
 
 def _fake_backward(
     grad: Tensor,
     grad_sum: Tensor | None,
     sum: Tensor,
-    normalized_shape: Sequence[int],
     centre: Tensor,
     rstd: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
-    *needs: bool,
+    need_input: bool = True,
+    need_weight: bool = True,
+    need_bias: bool = True,
+    *numbers: Any,
 ) -> tuple[Tensor, ...]:
-    return fake_gradients(sum, normalized_shape, (weight, bias), needs)
+    return fake_gradients(sum, rstd, (weight, bias), (need_input, need_weight, need_bias))
 
 
 _op = norm_operator(
@@ -82,7 +84,6 @@ _op = norm_operator(
     _fake_backward,
     residual=True,
     parameters=2,
-    numbers=1,
 )
 
 
@@ -125,5 +126,9 @@ def add_layer_norm(
 
     Under CUDA autocast it computes in and returns float32, as :func:`torch.nn.functional.layer_norm` does.
     """
-    input, residual, weight, bias = single_precision_on_cuda(input, residual, weight, bias)  # type: ignore[assignment]
-    return _op(input, residual, normalized_shape, weight, bias, eps)
+    if computes_wide(input):
+        input, residual, weight, bias = single_precision(input, residual, weight, bias)  # type: ignore[assignment]
+    dims = trailing_dims("add_layer_norm", input, normalized_shape)
+    if dims == 1 and eps == 1e-5:
+        return _op.call(input, residual, weight, bias)
+    return _op.call(input, residual, weight, bias, dims, eps)

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .._autocast import single_precision_on_cuda
-from .._norm import check, fake_gradients, fake_outputs, norm_operator, rms_backward, rms_forward
+from .._autocast import computes_wide, single_precision
+from .._norm import check, fake_gradients, fake_outputs, norm_operator, rms_backward, rms_forward, trailing_dims
 
 Pair = tuple[Tensor, Tensor]
 
@@ -16,15 +16,15 @@ Pair = tuple[Tensor, Tensor]
 def add_rms_norm_reference(
     input: Tensor,
     residual: Tensor,
-    normalized_shape: Sequence[int],
     weight: Tensor | None = None,
+    dims: int = 1,
     eps: float | None = None,
     weight_offset: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The op in plain PyTorch: output, sum and rstd, one over the root mean square."""
-    check("add_rms_norm", input, normalized_shape, weight, residual=residual, complex_too=True)
+    check("add_rms_norm", input, dims, weight, residual=residual, complex_too=True)
     sum = input + residual
-    output, rstd = rms_forward(sum, normalized_shape, weight, eps, weight_offset)
+    output, rstd = rms_forward(sum, weight, dims, eps, weight_offset)
     return output, sum, rstd
 
 
@@ -32,42 +32,41 @@ def add_rms_norm_backward_reference(
     grad: Tensor,
     grad_sum: Tensor | None,
     sum: Tensor,
-    normalized_shape: Sequence[int],
     rstd: Tensor,
     weight: Tensor | None,
-    eps: float | None,
-    weight_offset: float,
-    need_input: bool,
-    need_weight: bool,
+    need_input: bool = True,
+    need_weight: bool = True,
+    eps: float | None = None,
+    weight_offset: float = 0.0,
 ) -> Pair:
     """Gradients for the sum, which is that of input and of residual, and for weight."""
-    return rms_backward(grad, grad_sum, sum, normalized_shape, weight, eps, weight_offset, need_input, need_weight)
+    dims = sum.dim() - rstd.dim()
+    return rms_backward(grad, grad_sum, sum, dims, weight, need_input, need_weight, eps, weight_offset)
 
 
 def _fake(
+    statistics: bool,
     input: Tensor,
     residual: Tensor,
-    normalized_shape: Sequence[int],
     weight: Any = None,
-    eps: float | None = None,
-    weight_offset: float = 0.0,
-) -> tuple[Tensor, ...]:
-    check("add_rms_norm", input, normalized_shape, weight, residual=residual, complex_too=True)
-    return fake_outputs(input, normalized_shape, full=2, statistics=1)
+    dims: int = 1,
+    *numbers: Any,
+) -> Any:
+    check("add_rms_norm", input, dims, weight, residual=residual, complex_too=True)
+    return fake_outputs(input, dims, full=2, statistics=1 if statistics else 0)
 
 
 def _fake_backward(
     grad: Tensor,
     grad_sum: Tensor | None,
     sum: Tensor,
-    normalized_shape: Sequence[int],
     rstd: Tensor,
     weight: Tensor | None,
-    eps: float | None,
-    weight_offset: float,
-    *needs: bool,
+    need_input: bool = True,
+    need_weight: bool = True,
+    *numbers: Any,
 ) -> tuple[Tensor, ...]:
-    return fake_gradients(sum, normalized_shape, (weight,), needs)
+    return fake_gradients(sum, rstd, (weight,), (need_input, need_weight))
 
 
 _op = norm_operator(
@@ -78,7 +77,6 @@ _op = norm_operator(
     _fake_backward,
     residual=True,
     parameters=1,
-    numbers=2,
 )
 
 
@@ -122,5 +120,9 @@ def add_rms_norm(
 
     Under CUDA autocast it computes in and returns float32, as :func:`torch.nn.functional.rms_norm` does.
     """
-    input, residual, weight = single_precision_on_cuda(input, residual, weight)  # type: ignore[assignment]
-    return _op(input, residual, normalized_shape, weight, eps, weight_offset)
+    if computes_wide(input):
+        input, residual, weight = single_precision(input, residual, weight)  # type: ignore[assignment]
+    dims = trailing_dims("add_rms_norm", input, normalized_shape)
+    if dims == 1 and eps is None and weight_offset == 0.0:
+        return _op.call(input, residual, weight)
+    return _op.call(input, residual, weight, dims, eps, weight_offset)

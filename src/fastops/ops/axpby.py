@@ -59,7 +59,7 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
     need_x, need_y = ctx.needs_input_grad[:2]
     x_shape, y_shape = ctx.shapes
     if need_x and need_y and x_shape == y_shape:
-        return *_backward_op(grad, ctx.alpha, ctx.beta), None, None
+        return *_backward_op.call(grad, ctx.alpha, ctx.beta), None, None
     grad_x = ctx.alpha * grad.sum_to_size(x_shape) if need_x else None
     grad_y = ctx.beta * grad.sum_to_size(y_shape) if need_y else None
     return grad_x, grad_y, None, None
@@ -99,4 +99,4 @@ def axpby(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor
     if x.dtype != y.dtype:
         dtype = torch.result_type(x, y)
         x, y = x.to(dtype), y.to(dtype)
-    return _op(x, y, alpha, beta)
+    return _op.call(x, y, alpha, beta)

@@ -7,60 +7,66 @@ from typing import Any
 
 from torch import Tensor
 
-from .._autocast import single_precision_on_cuda
-from .._norm import check, fake_gradients, fake_outputs, layer_backward, layer_forward, norm_operator
+from .._autocast import computes_wide, single_precision
+from .._norm import check, fake_gradients, fake_outputs, layer_backward, layer_forward, norm_operator, trailing_dims
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
 
 def layer_norm_reference(
     input: Tensor,
-    normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
+    dims: int = 1,
     eps: float = 1e-5,
 ) -> Triple:
     """The op in plain PyTorch: output, centre (the mean's distance from the row's first element) and rstd."""
-    check("layer_norm", input, normalized_shape, weight, bias)
-    return layer_forward(input, normalized_shape, weight, bias, eps)
+    check("layer_norm", input, dims, weight, bias)
+    return layer_forward(input, weight, bias, dims, eps)
 
 
 def layer_norm_backward_reference(
     grad: Tensor,
     input: Tensor,
-    normalized_shape: Sequence[int],
     centre: Tensor,
     rstd: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
-    need_input: bool,
-    need_weight: bool,
-    need_bias: bool,
+    need_input: bool = True,
+    need_weight: bool = True,
+    need_bias: bool = True,
+    eps: float = 1e-5,
 ) -> Triple:
     """Gradients for input, weight and bias."""
-    return layer_backward(grad, None, input, normalized_shape, weight, bias, eps, need_input, need_weight, need_bias)
+    dims = input.dim() - rstd.dim()
+    return layer_backward(grad, None, input, dims, weight, bias, need_input, need_weight, need_bias, eps)
 
 
 def _fake(
-    input: Tensor, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
-) -> tuple[Tensor, ...]:
-    check("layer_norm", input, normalized_shape, weight, bias)
-    return fake_outputs(input, normalized_shape, full=1, statistics=2)
+    statistics: bool,
+    input: Tensor,
+    weight: Any = None,
+    bias: Any = None,
+    dims: int = 1,
+    *numbers: Any,
+) -> Any:
+    check("layer_norm", input, dims, weight, bias)
+    return fake_outputs(input, dims, full=1, statistics=2 if statistics else 0)
 
 
 def _fake_backward(
     grad: Tensor,
     input: Tensor,
-    normalized_shape: Sequence[int],
     centre: Tensor,
     rstd: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
-    *needs: bool,
+    need_input: bool = True,
+    need_weight: bool = True,
+    need_bias: bool = True,
+    *numbers: Any,
 ) -> tuple[Tensor, ...]:
-    return fake_gradients(input, normalized_shape, (weight, bias), needs)
+    return fake_gradients(input, rstd, (weight, bias), (need_input, need_weight, need_bias))
 
 
 _op = norm_operator(
@@ -71,7 +77,6 @@ _op = norm_operator(
     _fake_backward,
     residual=False,
     parameters=2,
-    numbers=1,
 )
 
 
@@ -113,5 +118,9 @@ def layer_norm(
 
     Same as :func:`torch.nn.functional.layer_norm`; under CUDA autocast it likewise computes in and returns float32.
     """
-    input, weight, bias = single_precision_on_cuda(input, weight, bias)  # type: ignore[assignment]
-    return _op(input, normalized_shape, weight, bias, eps)
+    if computes_wide(input):
+        input, weight, bias = single_precision(input, weight, bias)  # type: ignore[assignment]
+    dims = trailing_dims("layer_norm", input, normalized_shape)
+    if dims == 1 and eps == 1e-5:
+        return _op.call(input, weight, bias)
+    return _op.call(input, weight, bias, dims, eps)

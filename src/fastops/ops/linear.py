@@ -106,7 +106,7 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
     saved, bias = ctx.saved_tensors
     need_bias = ctx.needs_input_grad[1]
     # Without activation nothing of the forward is read; the gradient stands in.
-    grad_input, grad_bias = _backward_op(grad, grad if saved is None else saved, bias, ctx.activation, need_bias)
+    grad_input, grad_bias = _backward_op.call(grad, grad if saved is None else saved, bias, ctx.activation, need_bias)
     return grad_input, grad_bias if need_bias else None, None
 
 
@@ -149,4 +149,4 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation
         raise RuntimeError(f"[linear] weight must have shape [out_features, in_features], got {list(weight.shape)}")
     if bias is not None and not (bias.dim() == 1 and bias.size(0) == weight.size(0)):
         raise RuntimeError(f"[linear] bias must have shape {list(weight.shape[:1])}, got {list(bias.shape)}")
-    return _epilogue(F.linear(input, weight), bias, activation or "none")
+    return _epilogue.call(F.linear(input, weight), bias, activation or "none")

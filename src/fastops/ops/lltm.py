@@ -46,7 +46,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
 
 
 def _backward(ctx: Any, grad_h: Tensor, grad_cell: Tensor) -> Any:
-    return _backward_op(grad_h, grad_cell, *ctx.saved_tensors)
+    return _backward_op.call(grad_h, grad_cell, *ctx.saved_tensors)
 
 
 _cell = Operator(
@@ -88,7 +88,7 @@ def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: 
     input, weights, bias, old_h, old_cell = lower_precision(input, weights, bias, old_h, old_cell)  # type: ignore[assignment]
     _check(input, weights, bias, old_h, old_cell)
     gates = F.linear(torch.cat([old_h, input], 1), weights, bias.reshape(-1))
-    return _cell(gates, old_cell)
+    return _cell.call(gates, old_cell)
 
 
 def _check(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> None:

@@ -58,7 +58,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
 
 def _backward(ctx: Any, grad: Tensor, *statistics: Any) -> Any:
     (mask,) = ctx.saved_tensors
-    return _mask_backward(grad, mask, ctx.stride)
+    return _mask_backward.call(grad, mask, ctx.stride)
 
 
 _mask = Operator(
@@ -90,4 +90,4 @@ def relu(input: Tensor) -> Tensor:
 
     Same as :func:`torch.nn.functional.relu` without its ``inplace``; nothing of the caller's is ever overwritten.
     """
-    return _op(input)
+    return _op.call(input)

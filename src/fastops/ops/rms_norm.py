@@ -7,61 +7,60 @@ from typing import Any
 
 from torch import Tensor
 
-from .._autocast import single_precision_on_cuda
-from .._norm import check, fake_gradients, fake_outputs, norm_operator, rms_backward, rms_forward
+from .._autocast import computes_wide, single_precision
+from .._norm import check, fake_gradients, fake_outputs, norm_operator, rms_backward, rms_forward, trailing_dims
 
 Pair = tuple[Tensor, Tensor]
 
 
 def rms_norm_reference(
     input: Tensor,
-    normalized_shape: Sequence[int],
     weight: Tensor | None = None,
+    dims: int = 1,
     eps: float | None = None,
     weight_offset: float = 0.0,
 ) -> Pair:
     """The op in plain PyTorch: output and rstd, one over the root mean square."""
-    check("rms_norm", input, normalized_shape, weight, complex_too=True)
-    return rms_forward(input, normalized_shape, weight, eps, weight_offset)
+    check("rms_norm", input, dims, weight, complex_too=True)
+    return rms_forward(input, weight, dims, eps, weight_offset)
 
 
 def rms_norm_backward_reference(
     grad: Tensor,
     input: Tensor,
-    normalized_shape: Sequence[int],
     rstd: Tensor,
     weight: Tensor | None,
-    eps: float | None,
-    weight_offset: float,
-    need_input: bool,
-    need_weight: bool,
+    need_input: bool = True,
+    need_weight: bool = True,
+    eps: float | None = None,
+    weight_offset: float = 0.0,
 ) -> Pair:
     """Gradients for input and weight."""
-    return rms_backward(grad, None, input, normalized_shape, weight, eps, weight_offset, need_input, need_weight)
+    dims = input.dim() - rstd.dim()
+    return rms_backward(grad, None, input, dims, weight, need_input, need_weight, eps, weight_offset)
 
 
 def _fake(
+    statistics: bool,
     input: Tensor,
-    normalized_shape: Sequence[int],
     weight: Any = None,
-    eps: float | None = None,
-    weight_offset: float = 0.0,
-) -> tuple[Tensor, ...]:
-    check("rms_norm", input, normalized_shape, weight, complex_too=True)
-    return fake_outputs(input, normalized_shape, full=1, statistics=1)
+    dims: int = 1,
+    *numbers: Any,
+) -> Any:
+    check("rms_norm", input, dims, weight, complex_too=True)
+    return fake_outputs(input, dims, full=1, statistics=1 if statistics else 0)
 
 
 def _fake_backward(
     grad: Tensor,
     input: Tensor,
-    normalized_shape: Sequence[int],
     rstd: Tensor,
     weight: Tensor | None,
-    eps: float | None,
-    weight_offset: float,
-    *needs: bool,
+    need_input: bool = True,
+    need_weight: bool = True,
+    *numbers: Any,
 ) -> tuple[Tensor, ...]:
-    return fake_gradients(input, normalized_shape, (weight,), needs)
+    return fake_gradients(input, rstd, (weight,), (need_input, need_weight))
 
 
 _op = norm_operator(
@@ -72,7 +71,6 @@ _op = norm_operator(
     _fake_backward,
     residual=False,
     parameters=1,
-    numbers=2,
 )
 
 
@@ -114,5 +112,9 @@ def rms_norm(
     Without ``weight_offset`` the same as :func:`torch.nn.functional.rms_norm`; under CUDA autocast it likewise computes
     in and returns float32.
     """
-    input, weight = single_precision_on_cuda(input, weight)  # type: ignore[assignment]
-    return _op(input, normalized_shape, weight, eps, weight_offset)
+    if computes_wide(input):
+        input, weight = single_precision(input, weight)  # type: ignore[assignment]
+    dims = trailing_dims("rms_norm", input, normalized_shape)
+    if dims == 1 and eps is None and weight_offset == 0.0:
+        return _op.call(input, weight)
+    return _op.call(input, weight, dims, eps, weight_offset)

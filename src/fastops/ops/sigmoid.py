@@ -39,4 +39,4 @@ def sigmoid(input: Tensor) -> Tensor:
 
     Same as :func:`torch.sigmoid`.
     """
-    return _op(input)
+    return _op.call(input)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._autocast import single_precision_on_cuda
+from .._autocast import computes_wide, single_precision
 from .._operator import elementwise, wide
 
 
@@ -35,5 +35,6 @@ def square(input: Tensor) -> Tensor:
 
     Same as :func:`torch.square`; under CUDA autocast it likewise computes in and returns float32.
     """
-    (input,) = single_precision_on_cuda(input)  # type: ignore[assignment]
-    return _op(input)
+    if computes_wide(input):
+        (input,) = single_precision(input)  # type: ignore[assignment]
+    return _op.call(input)

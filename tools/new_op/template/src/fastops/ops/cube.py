@@ -32,4 +32,4 @@ def cube(input: Tensor) -> Tensor:
     Returns:
         A new tensor of ``input``'s shape and dtype. The half types are computed in float32 and rounded once.
     """
-    return _op(input)
+    return _op.call(input)
