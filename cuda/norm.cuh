@@ -79,11 +79,11 @@ struct Parameter {
 
   template <int W>
   __device__ Vector<P, W> vector(int64_t number) const {
-    return *reinterpret_cast<const Vector<P, W>*>(at + number * W * step);
+    return device::load_constant(reinterpret_cast<const Vector<P, W>*>(at + number * W * step));
   }
   template <int W>
   __device__ Vector<P, W> vector(int number) const {
-    return *reinterpret_cast<const Vector<P, W>*>(at + number * W * step);
+    return device::load_constant(reinterpret_cast<const Vector<P, W>*>(at + number * W * step));
   }
 };
 

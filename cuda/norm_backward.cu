@@ -45,9 +45,8 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
   const int step = gridDim.x * teams;
   int row = which * gridDim.x + blockIdx.x, turn = 0;
   fetch(row);
-  // All teams take as many turns, since lanes of one warp sum together.
+  // All teams take as many turns: their threads meet.
   for (int base = 0; base < rows; base += step, row += step) {
-    if (!Lanes && row >= rows) break;
     const RowNumbers<T> numbers = next;
     A h[V][W], grad[V][W];
 #pragma unroll

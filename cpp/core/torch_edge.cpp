@@ -18,6 +18,7 @@ const char* text_of(ScalarType dtype) {
     case ScalarType::BFloat16: return "torch.bfloat16";
     case ScalarType::Float: return "torch.float32";
     case ScalarType::Double: return "torch.float64";
+    case ScalarType::Byte: return "torch.uint8";
     default: return torch::headeronly::toString(dtype);
   }
 }
