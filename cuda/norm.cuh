@@ -16,7 +16,7 @@ using device::kVector;
 using device::Vector;
 
 constexpr int kWarp = 32;
-constexpr int kVectors = 2;  // of 16 bytes, a thread's in the kernels of short rows
+constexpr int kVectors = 2;             // of 16 bytes, a thread's in the kernels of short rows
 constexpr int64_t kMostRows = 1 << 30;  // for kernels that count rows in 32 bits
 
 template <class A, int N>
@@ -79,11 +79,11 @@ struct Parameter {
 
   template <int W>
   __device__ Vector<P, W> vector(int64_t number) const {
-    return device::load_constant(reinterpret_cast<const Vector<P, W>*>(at + number * W * step));
+    return *reinterpret_cast<const Vector<P, W>*>(at + number * W * step);
   }
   template <int W>
   __device__ Vector<P, W> vector(int number) const {
-    return device::load_constant(reinterpret_cast<const Vector<P, W>*>(at + number * W * step));
+    return *reinterpret_cast<const Vector<P, W>*>(at + number * W * step);
   }
 };
 

@@ -7,9 +7,9 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-constexpr int kThreads = 512;         // a multiprocessor's: with 128 registers each, no more fit
-constexpr int kLaneThreads = 128;     // a block's whose teams are lanes of a warp
-constexpr int64_t kShared = 48 << 10; // for the column sums of a block's teams
+constexpr int kThreads = 512;          // a multiprocessor's: with 128 registers each, no more fit
+constexpr int kLaneThreads = 128;      // a block's whose teams are lanes of a warp
+constexpr int64_t kShared = 48 << 10;  // for the column sums of a block's teams
 
 // Lanes: those of a row; 0: `warps` warps.
 template <Norm N, class T, class P, int W, int Lanes, bool GradSum>
@@ -26,8 +26,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
   Vector<P, W> w[V];
   A weight_sum[V][W] = {}, bias_sum[N == Norm::layer ? V : 1][W] = {};
 #pragma unroll
-  for (int g = 0; g < V; ++g)
-    w[g] = weight_or_one(a.weight).template vector<W>(min(g * team + thread, vectors - 1));
+  for (int g = 0; g < V; ++g) w[g] = weight_or_one(a.weight).template vector<W>(min(g * team + thread, vectors - 1));
 
   Row next_x[V], next_grad[V];
   RowNumbers<T> next;
@@ -72,8 +71,9 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
     if constexpr (Lanes) {
       lane_sum<Lanes>(sums);
     } else {
-      team_sum(sums, warps, thread / kWarp, scratch[turn][which],
-               [&] { asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "r"(team) : "memory"); });
+      team_sum(sums, warps, thread / kWarp, scratch[turn][which], [&] {
+        asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "r"(team) : "memory");
+      });
       turn ^= 1;
     }
 #pragma unroll
@@ -250,7 +250,8 @@ int launch_width(const NormBackward& args, cudaStream_t stream) {
     backward_long_kernel<N, T, P, W><<<static_cast<unsigned>(blocks_of(args, plan)), kThreads, 0, stream>>>(a);
   const int error = cudaGetLastError();
   if (error != cudaSuccess || !a.partial) return error;
-  const dim3 grid(static_cast<unsigned>(args.chunks), static_cast<unsigned>(std::min<int64_t>(column_tiles(args), 65535)));
+  const dim3 grid(static_cast<unsigned>(args.chunks),
+                  static_cast<unsigned>(std::min<int64_t>(column_tiles(args), 65535)));
   backward_columns_kernel<N, T, P, W><<<grid, kWarp * kColumnWarps, 0, stream>>>(a, args.chunks);
   return cudaGetLastError();
 }
@@ -263,8 +264,9 @@ void norm_backward_plan(NormBackward& a) {
     return;
   }
   const Plan plan = plan_of(a);
-  a.chunks = plan.warps ? blocks_of(a, plan)
-                        : std::clamp<int64_t>(8 * multiprocessors() / column_tiles(a), 1, ceil_div(a.rows, kColumnWarps));
+  a.chunks = plan.warps
+                 ? blocks_of(a, plan)
+                 : std::clamp<int64_t>(8 * multiprocessors() / column_tiles(a), 1, ceil_div(a.rows, kColumnWarps));
 }
 
 int norm_backward(const NormBackward& a, void* stream_handle) {

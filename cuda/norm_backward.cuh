@@ -38,7 +38,7 @@ struct Backward {
         grad_sum_stride(a.grad_sum_stride),
         input_stride(a.input_stride),
         inverse_n(static_cast<A>(1.0 / static_cast<double>(a.n))),
-        offset(static_cast<A>(a.weight_offset)) {}
+        offset(a.weight ? static_cast<A>(a.weight_offset) : A(0)) {}
 };
 
 // A row's numbers as they lie in memory. Those of a later row are asked for early; a conversion would wait for them.

@@ -99,8 +99,9 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
     }
     // Once the sum is there, every thread has its part of the row in registers.
     if (cluster == 1) {
-      team_sum(sums, warps, thread / kWarp, scratch[turn][which],
-               [&] { asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "r"(team) : "memory"); });
+      team_sum(sums, warps, thread / kWarp, scratch[turn][which], [&] {
+        asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "r"(team) : "memory");
+      });
       if (warps == 1) __syncwarp();
     } else {
       // Every warp tells every block of the cluster, which saves the block's own sum.
@@ -151,9 +152,9 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
 #pragma unroll
       for (int k = 0; k < W; k += 4) {
         const int64_t at = static_cast<int64_t>(begin + i) * W + k;
-        device::store<true, 4>(own + at, 4, reinterpret_cast<float(&)[4]>(weight_sum[g][k]));
+        device::store<true, 4>(own + at, 4, reinterpret_cast<float (&)[4]>(weight_sum[g][k]));
         if constexpr (N == Norm::layer)
-          device::store<true, 4>(own + a.n + at, 4, reinterpret_cast<float(&)[4]>(bias_sum[g][k]));
+          device::store<true, 4>(own + a.n + at, 4, reinterpret_cast<float (&)[4]>(bias_sum[g][k]));
       }
     }
     if (teams > 1) {
@@ -203,7 +204,8 @@ int64_t with_kernel(const NormBackward& a, F f) {
 
 bool ring_takes(const NormBackward& a) {
   const int64_t bytes = a.n * size_of(a.dtype);
-  if (bytes <= 4096 || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows || !ring_runs_here()) return false;
+  if (bytes <= 4096 || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows || !ring_runs_here())
+    return false;
   const Plan plan = plan_of(a);
   if (plan.ring.cluster > kMostBlocksOfRow || plan.ring.stages < 2) return false;
   // More than eight blocks in a cluster are not granted everywhere.

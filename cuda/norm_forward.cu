@@ -10,7 +10,8 @@ namespace {
 // Lanes: those of a row; 0: the block. Early: parameters are fetched with the row, else once the sums are there, which
 // leaves registers for another block.
 template <Norm N, class T, class P, int W, int Vectors, int Lanes, int Threads, bool Early>
-__global__ void __launch_bounds__(Threads, (Early && W > 1 ? 1280 : 1024) / Threads) forward_kernel(const __grid_constant__ Forward<T, P> a) {
+__global__ void __launch_bounds__(Threads, (Early && W > 1 ? 1280 : 1024) / Threads)
+    forward_kernel(const __grid_constant__ Forward<T, P> a) {
   using A = accumulate_t<T>;
   constexpr int kTeamRows = Lanes ? Threads / Lanes : 1;
   __shared__ Scratch<A, 1> scratch[Lanes ? 1 : 2];

@@ -30,7 +30,7 @@ struct Forward {
         residual_stride(a.residual_stride),
         inverse_n(static_cast<A>(1.0 / static_cast<double>(a.n))),
         eps(static_cast<A>(a.eps)),
-        offset(static_cast<A>(a.weight_offset)) {}
+        offset(a.weight ? static_cast<A>(a.weight_offset) : A(0)) {}
 
   // A launch has at most 2³¹ - 1 blocks.
   Forward from_row(int64_t row) const {

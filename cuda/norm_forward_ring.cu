@@ -193,7 +193,8 @@ __global__ void __launch_bounds__(kRingThreads)
         for (int k = 0; k < W; ++k) d[k] = (d[k] - x0) - centre;
       }
       const int at = kHoldParameters ? g : 0;
-      const Vector<P, W> own_bias = kShareBias ? biases[min(i, vectors - 1)] : b[N == Norm::layer && !kShareBias ? at : 0];
+      const Vector<P, W> own_bias =
+          kShareBias ? biases[min(i, vectors - 1)] : b[N == Norm::layer && !kShareBias ? at : 0];
       scale<N, P, W, float>(d, rstd, w[at], own_bias, a.offset);
       if (i < vectors) output[i] = device::narrow_all<T>(d);
     }
@@ -249,7 +250,8 @@ bool ring_runs_here() {
 
 bool ring_takes(const NormForward& a) {
   const int64_t bytes = a.n * size_of(a.dtype);
-  if (bytes <= 512 * 16 * 4 || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows || !ring_runs_here()) return false;
+  if (bytes <= 512 * 16 * 4 || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows || !ring_runs_here())
+    return false;
   const RingPlan plan = plan_of(a);
   return plan.cluster <= kMostBlocksOfRow && plan.stages >= 2;
 }

@@ -51,6 +51,10 @@ PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[tuple[int, 
 }
 
 
+# Older versions of torch leave the half types to rms_norm under CUDA autocast; ours does as the newer ones do.
+CASTS_RMS_NORM = "AutocastCUDA" in torch._C._dispatch_dump("aten::rms_norm")
+
+
 @pytest.mark.parametrize(("ours", "theirs", "shapes"), PAIRS.values(), ids=PAIRS)
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("own", [torch.float32, torch.bfloat16, torch.float64])
@@ -64,6 +68,9 @@ def test_as_torch(
 ) -> None:
     if own is torch.float64 and len(shapes) > 1 and shapes[1] == (3, 8) and device.type == "cpu":
         pytest.skip("autocast leaves float64 alone, nothing to compare")
+
+    if theirs in (PAIRS["rms_norm"][1], PAIRS["add_rms_norm"][1]) and device.type == "cuda" and not CASTS_RMS_NORM:
+        pytest.skip("this torch does not cast rms_norm")
 
     def run(function: Callable[..., Any]) -> tuple[Tensor, ...]:
         make = Make(device, own)

@@ -4,7 +4,8 @@
     compute-sanitizer --tool racecheck --error-exitcode 1 python tools/sanitize.py
     compute-sanitizer --tool initcheck --error-exitcode 1 python tools/sanitize.py
 
-Names of ops after it choose them. No GEMMs: racecheck has been seen to fail inside cuBLAS. Values are the selftest's affair.
+Names of ops behind it choose them. No GEMMs: racecheck has been seen to fail inside cuBLAS. It reports hazards in
+torch's own reductions, which make inputs here. Values are the selftest's affair.
 """
 
 from __future__ import annotations

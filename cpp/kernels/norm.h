@@ -2,7 +2,7 @@
 // Arguments of the norm kernels, CPU and CUDA. Rows of n elements, contiguous within a row.
 //
 //   layer: y = (x - mean)·rstd·weight + bias,      rstd = 1 / sqrt(mean of (x - mean)² + eps)
-//   rms:   y = x·rstd·(weight + weight_offset),    rstd = 1 / sqrt(mean of x² + eps)
+//   rms:   y = x·rstd·(weight + weight_offset),    rstd = 1 / sqrt(mean of x² + eps);   without a weight y = x·rstd
 //
 // x is the input, or input + residual rounded to the dtype. A layer norm saves its mean as the distance from the row's
 // first element: `centre`. f32 has too few digits for the mean of a row that lies far from 0, but enough for this.

@@ -56,30 +56,6 @@ __device__ inline Vector<T, N> narrow_all(const accumulate_t<T> (&x)[N]) {
   return v;
 }
 
-// A vector that nothing writes while the kernel runs: the load may move ahead of stores.
-template <class V>
-__device__ inline V load_constant(const V* p) {
-  union Bits {
-    V vector;
-    uint4 words[sizeof(V) < 16 ? 1 : sizeof(V) / 16];
-    uint2 pair;
-    unsigned word;
-    unsigned short half;
-    __device__ Bits() {}
-  } bits;
-  if constexpr (sizeof(V) >= 16) {
-#pragma unroll
-    for (int k = 0; k < sizeof(V) / 16; ++k) bits.words[k] = __ldg(reinterpret_cast<const uint4*>(p) + k);
-  } else if constexpr (sizeof(V) == 8) {
-    bits.pair = __ldg(reinterpret_cast<const uint2*>(p));
-  } else if constexpr (sizeof(V) == 4) {
-    bits.word = __ldg(reinterpret_cast<const unsigned*>(p));
-  } else {
-    bits.half = __ldg(reinterpret_cast<const unsigned short*>(p));
-  }
-  return bits.vector;
-}
-
 // Widened elements [0, N) of p, as one vector if Aligned, else those below `count`; the others are 0.
 template <bool Aligned, int N, class T>
 __device__ inline void load(const T* p, int64 count, accumulate_t<T> (&x)[N]) {
