@@ -344,6 +344,23 @@ def test_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["--from", str(file)]) == 1
 
 
+def test_from_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs of one environment are shown as one; of two, refused."""
+    files = [tmp_path / f"{k}.json" for k in range(3)]
+    contents = [content() for _ in files]
+    for result in contents[1]["results"]:
+        result["op"] = "rms_norm"
+    contents[2]["environment"] = contents[2]["environment"] | {"cpu": "another"}
+    for file, one in zip(files, contents, strict=True):
+        file.write_text(json.dumps(one))
+    assert main(["--from", str(files[0]), str(files[1])]) == 0
+    shown = capsys.readouterr().out
+    assert "layer_norm, bf16" in shown
+    assert "rms_norm, bf16" in shown
+    assert main(["--from", str(files[0]), str(files[2])]) == 2
+    assert "runs of one environment; environment differs" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("ending", plot.FORMATS)
 def test_plot(ending: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

@@ -159,7 +159,8 @@ def test_the_rounded_sum_is_normalised(
     assert same_bits(total, x + r)
     expected = norm(x + r, (n,), *affine)
     if device.type == "cuda" and n > 16000:
-        torch.testing.assert_close(out, expected, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
+        step = torch.finfo(dtype).eps
+        torch.testing.assert_close(out, expected, rtol=4 * step, atol=16 * step)  # float32 sums in another order
     else:
         assert same_bits(out, expected)
     assert all(same_bits(a, b) for a, b in zip((x, r, *affine), before, strict=True))

@@ -9,7 +9,7 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--quick", action="store_true", help="two shapes, and the first result of one op alone")
     p.add_argument("--json", metavar="FILE", help="write the environment and every result, after each op what there is")
     p.add_argument("--plot", metavar="FILE", help=f"draw the results, {' or '.join(plot.FORMATS)}")
-    p.add_argument("--from", dest="source", metavar="FILE", help="measure nothing: show what --json wrote")
+    p.add_argument(
+        "--from", dest="sources", nargs="+", metavar="FILE", help="measure nothing: show what --json wrote, once or more"
+    )
     return p
 
 
@@ -183,6 +185,19 @@ def read(file: str) -> dict[str, Any]:
     return content
 
 
+def merged(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Runs of one machine, such as one an op, as if they had been one."""
+    whole = dict(contents[0])
+    for other in contents[1:]:
+        for key in ("environment", "peers", "rounds", "most_sets"):
+            if other[key] != whole[key]:
+                raise NotThereError(f"--from takes runs of one environment; {key} differs: {other[key]}, {whole[key]}")
+        whole["seconds"] = round(whole["seconds"] + other["seconds"], 1)
+        for key in ("results", "host", "first"):
+            whole[key] = whole[key] + other[key]
+    return whole
+
+
 def failed(content: dict[str, Any]) -> bool:
     every = (*content["results"], *content["host"], *content["first"])
     return any(r["refused"] and r["implementation"] == peers.OURS for r in every)
@@ -196,8 +211,8 @@ def main(argv: list[str] | None = None) -> int:
                 raise NotThereError(f"{file}: there is no folder {Path(file).parent}")
         if options.plot:
             plot.check(options.plot)
-        if options.source:
-            content = read(options.source)
+        if options.sources:
+            content = merged([read(file) for file in options.sources])
         else:
             content = run(plan_of(options), lambda content: write(content, options.json))
     except NotThereError as error:
