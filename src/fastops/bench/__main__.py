@@ -49,7 +49,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--json", metavar="FILE", help="write the environment and every result, after each op what there is")
     p.add_argument("--plot", metavar="FILE", help=f"draw the results, {' or '.join(plot.FORMATS)}")
     p.add_argument(
-        "--from", dest="sources", nargs="+", metavar="FILE", help="measure nothing: show what --json wrote, once or more"
+        "--from",
+        dest="sources",
+        nargs="+",
+        metavar="FILE",
+        help="measure nothing: show what --json wrote, once or more",
     )
     return p
 
@@ -190,8 +194,8 @@ def merged(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     whole = dict(contents[0])
     for other in contents[1:]:
         for key in ("environment", "peers", "rounds", "most_sets"):
-            if other[key] != whole[key]:
-                raise NotThereError(f"--from takes runs of one environment; {key} differs: {other[key]}, {whole[key]}")
+            if other.get(key) != whole.get(key):
+                raise NotThereError(f"--from takes runs of one environment; {key} differs")
         whole["seconds"] = round(whole["seconds"] + other["seconds"], 1)
         for key in ("results", "host", "first"):
             whole[key] = whole[key] + other[key]
