@@ -311,3 +311,11 @@ def test_tensor_that_outlived_its_transform(device: torch.device) -> None:
     for ours, theirs in ((fastops.sigmoid, torch.sigmoid), (lambda x: fastops.axpby(x, x), lambda x: 2 * x)):
         a, b = (torch.autograd.grad(f(kept[0]).sum(), y, retain_graph=True) for f in (ours, theirs))
         torch.testing.assert_close(a, b)
+
+
+def test_sparse_tensors_run_the_composition() -> None:
+    x = torch.eye(3).to_sparse()
+    for input in (x, x.clone().requires_grad_()):
+        y = fastops.relu(input)
+        assert y.layout is torch.sparse_coo
+        assert torch.equal(y.to_dense(), torch.eye(3))

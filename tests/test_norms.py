@@ -95,6 +95,15 @@ def test_weight_offset_without_a_weight(device: torch.device) -> None:
     assert same_bits(fastops.rms_norm(x, (N,), weight_offset=1.0), fastops.rms_norm(x, (N,)))
 
 
+@pytest.mark.parametrize("at", [0, 1])
+def test_composition_with_an_outlier(at: int, device: torch.device) -> None:
+    """Small elements keep their digits wherever in the row a large one is."""
+    x = Make(device, torch.float32)(4, 4096)
+    x[:, at] = 1e6
+    expected = torch.nn.functional.layer_norm(x.double(), (4096,))
+    torch.testing.assert_close(fastops.reference.layer_norm(x, (4096,)).double(), expected, rtol=2e-5, atol=0)
+
+
 OFFSET: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
     "rms_norm": (fastops.rms_norm, formulas.rms_norm, 1),
     "add_rms_norm": (fastops.add_rms_norm, formulas.add_rms_norm, 2),

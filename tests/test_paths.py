@@ -153,6 +153,7 @@ def test_no_tensor() -> None:
         (lambda: fastops.relu(None), "NoneType"),
         (lambda: fastops.axpby(X, 2.0), "float"),
         (lambda: fastops.layer_norm([1.0], (1,)), "list"),
+        (lambda: fastops.linear([1.0], X, torch.ones(2)), "list"),
         (lambda: fastops.axpby(X, X, alpha=torch.tensor(1.0)), "Tensor"),
     ):
         with pytest.raises(TypeError, match=name):

@@ -1,6 +1,6 @@
 #pragma once
 // Boxed passes arguments as raw 64-bit words and checks neither their types nor their order, so a schema that
-// disagrees with its C++ function is silent garbage. matches_schema() makes it a compile error.
+// disagrees with its C++ function is silent garbage. matches() makes it a compile error.
 #include <optional>
 #include <string>
 #include <string_view>

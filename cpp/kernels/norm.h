@@ -5,7 +5,8 @@
 //   rms:   y = x·rstd·(weight + weight_offset),    rstd = 1 / sqrt(mean of x² + eps);   without a weight y = x·rstd
 //
 // x is the input, or input + residual rounded to the dtype. A layer norm saves its mean as the distance from the row's
-// first element: `centre`. f32 has too few digits for the mean of a row that lies far from 0, but enough for this.
+// first element: `centre`. f32 has too few digits for the mean of a row that lies far from 0, but enough for this, unless
+// that element itself lies far from the others: then small elements lose digits.
 #include "core/dtype.h"
 
 namespace fastops {

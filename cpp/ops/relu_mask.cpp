@@ -38,7 +38,7 @@ static int64_t mask_bytes(int64_t numel) { return (numel + 7) / 8; }
 Pair relu_mask(const Tensor& input) {
   if (!kernels_take(input)) return call<Pair>("fastops::relu_mask_reference", input);
   Tensor output = allocate_like(input), mask = allocate_bytes(mask_bytes(input.numel()), input);
-  if (input.numel() == 0) return {output, mask};
+  if (input.numel() == 0) return {std::move(output), std::move(mask)};
   ReluMask a{*dtype_of(input), input.numel(), one_run(input, output), output.mutable_data_ptr(),
              static_cast<uint8_t*>(mask.mutable_data_ptr())};
   if (input.is_cuda()) {
@@ -49,7 +49,7 @@ Pair relu_mask(const Tensor& input) {
     run_on_threads(mask_bytes(a.numel), 8 * size_of(a.dtype),
                    [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
   }
-  return {output, mask};
+  return {std::move(output), std::move(mask)};
 }
 
 // `stride`: the output's, which the mask follows; without, that of a contiguous one.

@@ -82,9 +82,10 @@ def _layer_statistics(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Ten
     first = x.detach()  # in no derivative: what is added is taken away again
     for d in dims:
         first = first.narrow(d, 0, min(1, x.shape[d]))
-    centre = (x - first).mean(dims, keepdim=True)
-    centred = x - first - centre
-    return centred, centre, _inverse_root(centred.square(), dims, eps)
+    mean = x.mean(dims, keepdim=True)
+    shift = (x - mean).mean(dims, keepdim=True)  # what rounding the mean took away
+    centred = x - mean - shift
+    return centred, (mean - first) + shift, _inverse_root(centred.square(), dims, eps)
 
 
 def layer_forward(

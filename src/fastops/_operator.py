@@ -113,6 +113,7 @@ def _call_of(op: Operator) -> Callable[..., Any]:
     function = _eager_function(training, training.forward.raw._op)
     apply = super(Function, function).apply  # type: ignore[misc]
     function._backward_cls.apply = training.backward  # type: ignore[attr-defined]
+    plain_apply = _eager_function(op, op.forward.raw).apply if training is not op else None
 
     def call(*inputs: Any) -> Any:
         try:
@@ -122,6 +123,8 @@ def _call_of(op: Operator) -> Callable[..., Any]:
         if plain or _compiling() or _functorch_active() or forward_ad._current_level >= 0:
             return _public(op._transformed(inputs), outputs)
         if _grad_enabled() and _any_requires_grad(*inputs):
+            if plain_apply and inputs[0].layout is not torch.strided:
+                return plain_apply(*inputs)
             for x in inputs:
                 if isinstance(x, Tensor) and _wrapped(x):  # it outlived its transform
                     return apply(*unwrap_dead_wrappers(inputs))

@@ -139,7 +139,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation
     With ``activation=None`` and a bias of ``input``'s dtype this is :func:`torch.nn.functional.linear` itself. Under
     autocast all tensors are cast to its dtype, as torch does.
     """
-    if activation is None and (bias is None or bias.dtype == input.dtype):
+    if activation is None and isinstance(input, Tensor) and (bias is None or bias.dtype == input.dtype):
         return F.linear(input, weight, bias)  # which sees to autocast itself
     check_activation("linear", activation)
     input, weight, bias = lower_precision(input, weight, bias)  # type: ignore[assignment]
