@@ -5,7 +5,9 @@
 namespace fastops {
 
 FASTOPS_CPU_KERNEL(norm_forward, NormForwardCpu);
+FASTOPS_CPU_KERNEL(norm_forward_segments, NormForwardSegmentsCpu);
 FASTOPS_CPU_KERNEL(norm_backward, NormBackwardCpu);
+FASTOPS_CPU_KERNEL(norm_backward_segments, NormBackwardSegmentsCpu);
 FASTOPS_CUDA_KERNEL(norm_forward, NormForwardCuda);
 FASTOPS_CUDA_KERNEL(norm_backward, NormBackwardCuda);
 FASTOPS_CUDA_KERNEL(norm_backward_plan, NormPlanCuda);
@@ -19,6 +21,27 @@ static void check_parameters(const char* op, const Tensor& input, Shape shape, c
                              const OptionalTensor& bias) {
   if (weight) check_parameter(op, "weight", *weight, shape, input);
   if (bias) check_parameter(op, "bias", *bias, shape, input);
+}
+
+// Whether `count` tasks of whole rows would leave threads idle for long, with work enough for two passes.
+static bool share_segments(int64_t count, int64_t rows, int64_t n, DType dtype) {
+  if (norm_segments(n, accumulate_type(dtype)) == 1 || rows * n * size_of(dtype) < 2 * kTaskBytes) return false;
+  const int64_t threads = torch::stable::get_num_threads(), each = (count + threads - 1) / threads;
+  return 4 * each * threads > 5 * count;
+}
+
+// The passes over the segments of `count` tasks of `rows_each` whole rows.
+template <class Kernel, class Arguments>
+static void run_segments(Kernel* kernel, const Arguments& a, const Tensor& input, int64_t count, int64_t rows_each,
+                         bool sums) {
+  const DType stat = accumulate_type(a.dtype);
+  const int64_t segments = norm_segments(a.n, stat);
+  Scratch scratch;
+  void* found = scratch.allocate(input, stat, a.rows * segments * 2);
+  for (Pass pass : {Pass::sums, Pass::write})
+    if (pass == Pass::write || sums)
+      run_on_threads(count * segments, rows_each * kNormSegmentBytes / size_of(stat) * size_of(a.dtype),
+                     [&](int64_t begin, int64_t end) { kernel(a, pass, found, begin, end); });
 }
 
 double rms_eps(std::optional<double> eps, const Tensor& input) {
@@ -74,6 +97,8 @@ NormOutputs norm_forward(NormForwardCall c) {
   if (input.is_cuda()) {
     cuda::Launch launch(c.op, input.get_device_index());
     launch.check(norm_forward_cuda[launch.group()](a, launch.stream()));
+  } else if (share_segments(a.rows, a.rows, a.n, dtype)) {
+    run_segments(norm_forward_segments_cpu[isa()], a, input, a.rows, 1, true);
   } else {
     NormForwardCpu* kernel = norm_forward_cpu[isa()];
     run_on_threads(a.rows, a.n * size_of(dtype), [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
@@ -155,8 +180,11 @@ NormGradients norm_backward(NormBackwardCall c) {
     make_partial();
     const int64_t rows_each = (a.rows + a.chunks - 1) / a.chunks;
     NormBackwardCpu* kernel = norm_backward_cpu[isa()];
-    run_on_threads(a.chunks, rows_each * a.n * size_of(dtype),
-                   [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
+    if (share_segments(a.chunks, a.rows, a.n, dtype))
+      run_segments(norm_backward_segments_cpu[isa()], a, input, a.chunks, rows_each, a.grad_input != nullptr);
+    else
+      run_on_threads(a.chunks, rows_each * a.n * size_of(dtype),
+                     [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
   }
   if (!sums) return out;
 

@@ -51,8 +51,20 @@ struct NormBackward {
   int64_t sums() const { return norm == Norm::layer ? 2 : 1; }
 };
 
+// A long row is read in segments of so many bytes, in the type that is computed in: by that type alone, so that neither
+// the other rows nor the threads change a row's result.
+constexpr int64_t kNormSegmentBytes = 16384;
+constexpr int64_t norm_segments(int64_t n, DType computed) {
+  return (n * size_of(computed) + kNormSegmentBytes - 1) / kNormSegmentBytes;
+}
+enum class Pass { sums, write };
+
 using NormForwardCpu = void(const NormForward&, int64_t row_begin, int64_t row_end);
 using NormBackwardCpu = void(const NormBackward&, int64_t chunk_begin, int64_t chunk_end);
+// Few long rows, their segments shared out: segment s of row r, backward of chunk r, is task r·segments + s. A first pass
+// over all tasks writes `found`, [rows, segments, 2]; the second reads it. Bits as without passes.
+using NormForwardSegmentsCpu = void(const NormForward&, Pass, void* found, int64_t task_begin, int64_t task_end);
+using NormBackwardSegmentsCpu = void(const NormBackward&, Pass, void* found, int64_t task_begin, int64_t task_end);
 using NormForwardCuda = int(const NormForward&, void* stream);
 using NormBackwardCuda = int(const NormBackward&, void* stream);
 // Sets how many chunks of rows the CUDA backward makes on the current device.

@@ -51,19 +51,25 @@ struct Backward {
     return Layer ? x - block.origin[r] - block.centre[r] : x;
   }
 
-  // Adds the sums of g and of g·(h / rstd) over columns [j, j + count), a lane for each row.
-  FASTOPS_INLINE void add_sums(const Block& block, int64_t j, int64_t count, const A* w, V* totals) const {
+  // The sums of g·(h / rstd) and of g over columns [j, j + count), a lane for each row. Compiled once, as write_columns
+  // is, so that products fuse into sums in one way whoever calls.
+  __attribute__((noinline)) void sum_columns(const Block& block, int64_t j, int64_t count, const A* w, V* found) const {
     row_sums<V> sums[kSums];
     for (int64_t r = 0; r < block.rows; ++r) {
       const T *x = block.x[r] + j, *grad = block.grad[r] + j;
-      const auto found = sum_vectors<V, kSums>(count, [&](int64_t i, auto part, V* s) {
+      const auto of_row = sum_vectors<V, kSums>(count, [&](int64_t i, auto part, V* s) {
         const V g = product(load(grad + i, part), load(w + i, part));
         s[0] = g * keep(centred(block, r, load(x + i, part)), part);
         if constexpr (Layer) s[1] = g;
       });
-      for (int k = 0; k < kSums; ++k) sums[k].of_row[r] = found.values[k];
+      for (int k = 0; k < kSums; ++k) sums[k].of_row[r] = of_row.values[k];
     }
-    for (int k = 0; k < kSums; ++k) totals[k] += sums[k].finish(block.rows);
+    for (int k = 0; k < kSums; ++k) found[k] = sums[k].finish(block.rows);
+  }
+
+  FASTOPS_INLINE void set_means(Block& block, const V* totals) const {
+    store(block.mean_gh, totals[0] * load(block.rstd) / like(V{}, a.n));
+    if constexpr (Layer) store(block.mean_g, totals[1] / like(V{}, a.n));
   }
 
   template <int Vectors, bool Stream, class Part>
@@ -109,10 +115,36 @@ struct Backward {
     }
   }
 
-  void chunk(int64_t row_begin, int64_t row_end, A* partial) const {
-    Room<A> room;
-    const int64_t n = a.n, padded = (n + W - 1) / W * W;
+  __attribute__((noinline)) void write_columns(const Block& block, int64_t j, int64_t count, const A* w, A* partial,
+                                               bool fresh) const {
+    int64_t i = 0;
+    if (past_caches)
+      for (; i + kStrip * W <= count; i += kStrip * W)
+        strip<kStrip, true>(block, j + i, w + i, partial, fresh, whole{});
+    else
+      for (; i + kStrip * W <= count; i += kStrip * W)
+        strip<kStrip, false>(block, j + i, w + i, partial, fresh, whole{});
+    for (; i + W <= count; i += W) strip<1, false>(block, j + i, w + i, partial, fresh, whole{});
+    if (i < count) strip<1, false>(block, j + i, w + i, partial, fresh, first{count - i});
+  }
+
+  // f(block, first row, whether it is the chunk's first, partial sums) for the blocks of a chunk.
+  template <class F>
+  FASTOPS_INLINE void for_blocks(int64_t chunk, F f) const {
+    const int64_t begin_row = chunk * a.rows / a.chunks, end_row = (chunk + 1) * a.rows / a.chunks;
+    A* partial = a.partial ? static_cast<A*>(a.partial) + chunk * a.sums() * a.n : nullptr;
+    const int64_t padded = (a.n + W - 1) / W * W;
     const int64_t fitting = kBlockElements / padded, step = fitting < 1 ? 1 : fitting < W ? fitting : W;
+    Block block;
+    for (int64_t row = begin_row; row < end_row; row += step) {
+      begin(block, row, end_row - row < step ? end_row - row : step);
+      f(block, row, row == begin_row, partial);
+    }
+  }
+
+  void chunk(int64_t chunk) const {
+    Room<A> room;
+    const int64_t n = a.n;
     const A* prepared = n <= kSegment<A> ? weight.at(0, n, room.values) : nullptr;
     // f(j, count, weights of these columns) for each segment of the columns.
     auto for_segments = [&](auto f) {
@@ -121,39 +153,64 @@ struct Backward {
         f(j, count, prepared ? prepared : weight.at(j, count, room.values));
       }
     };
-    Block block;
-    for (int64_t row = row_begin; row < row_end; row += step) {
-      begin(block, row, row_end - row < step ? row_end - row : step);
+    for_blocks(chunk, [&](Block& block, int64_t, bool fresh, A* partial) {
       if (a.grad_input) {
-        V totals[kSums] = {};
-        for_segments([&](int64_t j, int64_t count, const A* w) { add_sums(block, j, count, w, totals); });
-        V rstd = load(block.rstd);
-        store(block.mean_gh, totals[0] * rstd / like(V{}, n));
-        if constexpr (Layer) store(block.mean_g, totals[1] / like(V{}, n));
+        V totals[kSums] = {}, found[kSums];
+        for_segments([&](int64_t j, int64_t count, const A* w) {
+          sum_columns(block, j, count, w, found);
+          for (int k = 0; k < kSums; ++k) totals[k] += found[k];
+        });
+        set_means(block, totals);
       }
-      const bool fresh = row == row_begin;
-      for_segments([&](int64_t j, int64_t count, const A* w) {
-        int64_t i = 0;
-        if (past_caches)
-          for (; i + kStrip * W <= count; i += kStrip * W)
-            strip<kStrip, true>(block, j + i, w + i, partial, fresh, whole{});
-        else
-          for (; i + kStrip * W <= count; i += kStrip * W)
-            strip<kStrip, false>(block, j + i, w + i, partial, fresh, whole{});
-        for (; i + W <= count; i += W) strip<1, false>(block, j + i, w + i, partial, fresh, whole{});
-        if (i < count) strip<1, false>(block, j + i, w + i, partial, fresh, first{count - i});
-      });
-    }
+      for_segments([&](int64_t j, int64_t count, const A* w) { write_columns(block, j, count, w, partial, fresh); });
+    });
+  }
+
+  // Segments [first, last) of a chunk's rows.
+  void segments(Pass pass, A* sums, int64_t chunk, int64_t of_row, int64_t first, int64_t last) const {
+    Room<A> room;
+    auto at = [&](int64_t row, int64_t segment) { return sums + 2 * (row * of_row + segment); };
+    for_blocks(chunk, [&](Block& block, int64_t row, bool fresh, A* partial) {
+      V found[kSums] = {};
+      if (pass == Pass::write && a.grad_input) {
+        for (int64_t r = 0; r < block.rows; ++r)
+          for (int64_t s = 0; s < of_row; ++s)
+            for (int k = 0; k < kSums; ++k) found[k][r] += at(row + r, s)[k];
+        set_means(block, found);
+      }
+      for (int64_t s = first; s < last; ++s) {
+        const int64_t j = s * kSegment<A>, count = a.n - j < kSegment<A> ? a.n - j : kSegment<A>;
+        const A* w = weight.at(j, count, room.values);
+        if (pass == Pass::write) {
+          write_columns(block, j, count, w, partial, fresh);
+          continue;
+        }
+        sum_columns(block, j, count, w, found);
+        for (int64_t r = 0; r < block.rows; ++r)
+          for (int k = 0; k < kSums; ++k) at(row + r, s)[k] = found[k][r];
+      }
+    });
   }
 };
 
 template <class T, bool Layer>
 void backward(const NormBackward& a, int64_t chunk_begin, int64_t chunk_end) {
+  const Backward<T, Layer> b{a};
+  for (int64_t chunk = chunk_begin; chunk < chunk_end; ++chunk) b.chunk(chunk);
+  if (b.past_caches) end_of_stream();
+}
+
+template <class T, bool Layer>
+void segments(const NormBackward& a, Pass pass, void* found, int64_t task_begin, int64_t task_end) {
   using A = accumulate_t<T>;
   const Backward<T, Layer> b{a};
-  for (int64_t chunk = chunk_begin; chunk < chunk_end; ++chunk)
-    b.chunk(chunk * a.rows / a.chunks, (chunk + 1) * a.rows / a.chunks,
-            a.partial ? static_cast<A*>(a.partial) + chunk * a.sums() * a.n : nullptr);
+  const int64_t of_row = (a.n + kSegment<A> - 1) / kSegment<A>;
+  for (int64_t task = task_begin; task < task_end;) {
+    const int64_t first = task % of_row, left = task_end - task;
+    const int64_t last = first + left < of_row ? first + left : of_row;
+    b.segments(pass, static_cast<A*>(found), task / of_row, of_row, first, last);
+    task += last - first;
+  }
   if (b.past_caches) end_of_stream();
 }
 
@@ -164,6 +221,14 @@ void norm_backward(const NormBackward& a, int64_t chunk_begin, int64_t chunk_end
     using T = typename decltype(t)::type;
     a.norm == Norm::layer ? backward<T, true>(a, chunk_begin, chunk_end)
                           : backward<T, false>(a, chunk_begin, chunk_end);
+  });
+}
+
+void norm_backward_segments(const NormBackward& a, Pass pass, void* found, int64_t task_begin, int64_t task_end) {
+  dispatch(a.dtype, [&](auto t) {
+    using T = typename decltype(t)::type;
+    a.norm == Norm::layer ? segments<T, true>(a, pass, found, task_begin, task_end)
+                          : segments<T, false>(a, pass, found, task_begin, task_end);
   });
 }
 

@@ -21,7 +21,7 @@ FASTOPS_INLINE V rstd_of(V squares, int64_t n, double eps) {
 // The mean and the squared distances from it of ever more segments, in f64.
 struct Moments {
   double count = 0, mean = 0, squares = 0;
-  void add(double n, double segment_mean, double segment_squares) {
+  __attribute__((noinline)) void add(double n, double segment_mean, double segment_squares) {
     const double distance = segment_mean - mean, all = count + n;
     mean += distance * (n / all);
     squares += segment_squares + distance * distance * (count * n / all);
@@ -120,59 +120,99 @@ struct Forward {
     if (a.rstd) store_some(static_cast<A*>(a.rstd) + row, rows, rstd);
   }
 
-  // As many rows at once as fit into one segment, or one row in several.
-  void rows(int64_t row_begin, int64_t row_end) const {
+  // As many rows at once as fit into one segment.
+  void short_rows(int64_t row_begin, int64_t row_end) const {
     Room<A> x, weight_room, bias_room;
     const int64_t n = a.n, padded = (n + W - 1) / W * W;
-    const bool whole_rows = n <= kSegment<A>;
     const int64_t fitting = kBlock<A> / padded, step = fitting < 1 ? 1 : fitting < W ? fitting : W;
-    const A* w = whole_rows ? weight.at(0, n, weight_room.values) : nullptr;
-    const A* b = whole_rows && Layer ? bias.at(0, n, bias_room.values) : nullptr;
-    alignas(64) A origins[W], centres[W], rstds[W];
+    const A* w = weight.at(0, n, weight_room.values);
+    const A* b = Layer ? bias.at(0, n, bias_room.values) : nullptr;
+    alignas(64) A centres[W], rstds[W];
     row_sums<V> sums;
     for (int64_t row = row_begin; row < row_end; row += step) {
       const int64_t rows = row_end - row < step ? row_end - row : step;
-      for (int64_t r = 0; Layer && r < rows; ++r) origins[r] = first_of(row + r);
-      Moments moments;
-      V squares = {}, centre = {};
-      for (int64_t j = 0; j < n; j += kSegment<A>) {
-        const int64_t count = n - j < kSegment<A> ? n - j : kSegment<A>;
-        for (int64_t r = 0; r < rows; ++r)
-          sums.of_row[r] = read(row + r, j, count, Layer ? origins[r] : A(0), x.values + r * padded);
-        squares = sums.finish(rows);
-        if constexpr (Layer) {
-          centre = squares / like(V{}, count);
-          store(centres, centre);
-          for (int64_t r = 0; r < rows; ++r)
-            sums.of_row[r] = centre_and_square(count, centres[r], x.values + r * padded);
-          squares = sums.finish(rows);
-        }
-        if (!whole_rows) moments.add(count, centre[0], squares[0]);
-      }
-      if (!whole_rows) {
-        squares = like(V{}, moments.squares);
-        centre = like(V{}, moments.mean);
+      for (int64_t r = 0; r < rows; ++r)
+        sums.of_row[r] = read(row + r, 0, n, Layer ? first_of(row + r) : A(0), x.values + r * padded);
+      V squares = sums.finish(rows), centre = {};
+      if constexpr (Layer) {
+        centre = squares / like(V{}, n);
         store(centres, centre);
+        for (int64_t r = 0; r < rows; ++r) sums.of_row[r] = centre_and_square(n, centres[r], x.values + r * padded);
+        squares = sums.finish(rows);
       }
       const V rstd = rstd_of(squares, n, a.eps);
       store(rstds, rstd);
       save(row, rows, centre, rstd);
-      if (whole_rows) {
-        for (int64_t r = 0; r < rows; ++r) {
-          const A* from = x.values + r * padded;
-          write(row + r, 0, n, rstds[r], w, b, step, [&](int64_t i, auto) { return load(from + i); });
-        }
+      for (int64_t r = 0; r < rows; ++r) {
+        const A* from = x.values + r * padded;
+        write(row + r, 0, n, rstds[r], w, b, step, [&](int64_t i, auto) { return load(from + i); });
+      }
+    }
+  }
+
+  struct Segment {
+    A mean, squares;  // the mean less the row's first element
+  };
+  struct Row {
+    A origin, centre, rstd;
+  };
+
+  FASTOPS_INLINE int64_t count_at(int64_t j) const { return a.n - j < kSegment<A> ? a.n - j : kSegment<A>; }
+  FASTOPS_INLINE A origin_of(int64_t row) const { return Layer ? first_of(row) : A(0); }
+
+  // Compiled once, as Moments::add is, so that products fuse into sums in one way whoever calls.
+  __attribute__((noinline)) Segment measure(int64_t row, int64_t j) const {
+    Room<A> x;
+    const int64_t count = count_at(j);
+    A sum = sum_lanes(read(row, j, count, origin_of(row), x.values));
+    if constexpr (!Layer) return {0, sum};
+    const A mean = sum / static_cast<A>(count);
+    return {mean, sum_lanes(centre_and_square(count, mean, x.values))};
+  }
+
+  // of(j) is the segment that begins at element j.
+  template <class F>
+  FASTOPS_INLINE Row combine(int64_t row, F of) const {
+    Moments moments;
+    for (int64_t j = 0; j < a.n; j += kSegment<A>) {
+      const Segment s = of(j);
+      moments.add(count_at(j), s.mean, s.squares);
+    }
+    const V centre = like(V{}, moments.mean), rstd = rstd_of(like(V{}, moments.squares), a.n, a.eps);
+    return {origin_of(row), centre[0], rstd[0]};
+  }
+
+  __attribute__((noinline)) void write_segment(int64_t row, int64_t j, const Row& known, int64_t step) const {
+    Room<A> weight_room, bias_room;
+    const int64_t count = count_at(j);
+    const T* from = source(row, j);
+    if (j == 0) save(row, 1, V{} + known.centre, V{} + known.rstd);
+    write(row, j, count, known.rstd, weight.at(j, count, weight_room.values),
+          Layer ? bias.at(j, count, bias_room.values) : nullptr, step, [&](int64_t i, auto part) {
+            const V v = load(from + i, part);
+            return Layer ? v - known.origin - known.centre : v;
+          });
+  }
+
+  void long_rows(int64_t row_begin, int64_t row_end) const {
+    for (int64_t row = row_begin; row < row_end; ++row) {
+      const Row known = combine(row, [&](int64_t j) { return measure(row, j); });
+      for (int64_t j = 0; j < a.n; j += kSegment<A>) write_segment(row, j, known, 1);
+    }
+  }
+
+  void segments(Pass pass, Segment* found, int64_t task_begin, int64_t task_end) const {
+    const int64_t of_row = (a.n + kSegment<A> - 1) / kSegment<A>;
+    Row known;
+    for (int64_t task = task_begin; task < task_end; ++task) {
+      const int64_t row = task / of_row, j = task % of_row * kSegment<A>;
+      if (pass == Pass::sums) {
+        found[task] = measure(row, j);
         continue;
       }
-      for (int64_t j = 0; j < n; j += kSegment<A>) {
-        const int64_t count = n - j < kSegment<A> ? n - j : kSegment<A>;
-        const T* from = source(row, j);
-        write(row, j, count, rstds[0], weight.at(j, count, weight_room.values),
-              Layer ? bias.at(j, count, bias_room.values) : nullptr, step, [&](int64_t i, auto part) {
-                const V v = load(from + i, part);
-                return Layer ? v - origins[0] - centres[0] : v;
-              });
-      }
+      if (task == task_begin || j == 0)
+        known = combine(row, [&](int64_t i) { return found[row * of_row + i / kSegment<A>]; });
+      write_segment(row, j, known, 0);
     }
   }
 };
@@ -180,7 +220,14 @@ struct Forward {
 template <class T, bool Layer>
 void forward(const NormForward& a, int64_t row_begin, int64_t row_end) {
   const Forward<T, Layer> f{a};
-  f.rows(row_begin, row_end);
+  a.n <= kSegment<accumulate_t<T>> ? f.short_rows(row_begin, row_end) : f.long_rows(row_begin, row_end);
+  if (f.past_caches) end_of_stream();
+}
+
+template <class T, bool Layer>
+void segments(const NormForward& a, Pass pass, void* found, int64_t task_begin, int64_t task_end) {
+  const Forward<T, Layer> f{a};
+  f.segments(pass, static_cast<typename Forward<T, Layer>::Segment*>(found), task_begin, task_end);
   if (f.past_caches) end_of_stream();
 }
 
@@ -190,6 +237,14 @@ void norm_forward(const NormForward& a, int64_t row_begin, int64_t row_end) {
   dispatch(a.dtype, [&](auto t) {
     using T = typename decltype(t)::type;
     a.norm == Norm::layer ? forward<T, true>(a, row_begin, row_end) : forward<T, false>(a, row_begin, row_end);
+  });
+}
+
+void norm_forward_segments(const NormForward& a, Pass pass, void* found, int64_t task_begin, int64_t task_end) {
+  dispatch(a.dtype, [&](auto t) {
+    using T = typename decltype(t)::type;
+    a.norm == Norm::layer ? segments<T, true>(a, pass, found, task_begin, task_end)
+                          : segments<T, false>(a, pass, found, task_begin, task_end);
   });
 }
 

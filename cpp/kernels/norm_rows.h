@@ -10,9 +10,8 @@
 
 namespace fastops::FASTOPS_ISA {
 
-// Elements of a segment. By the type alone: neither the other rows nor the threads change a row's result.
 template <class A>
-constexpr int64_t kSegment = 16384 / static_cast<int64_t>(sizeof(A));
+constexpr int64_t kSegment = kNormSegmentBytes / static_cast<int64_t>(sizeof(A));
 
 constexpr int64_t kBlockVectors = 64;  // summed apart, then added: rounding errors grow with n / block, not n
 
