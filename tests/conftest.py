@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 import fastops
+from fastops import _C
 
 NO_CUDA = fastops.capabilities().no_gpu or (
     "" if fastops.capabilities().paths.get("cuda:0") == "cuda" else "this build has no kernels for this GPU"
@@ -32,6 +35,15 @@ def cuda() -> torch.device:
     if NO_CUDA:
         pytest.skip(NO_CUDA)
     return torch.device("cuda")
+
+
+@pytest.fixture(params=[level for level, missing in _C.cpu()["missing"].items() if not missing])
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each instruction-set level that this machine runs, forced for the test."""
+    before = _C.cpu()["isa"]
+    _C.set_isa(request.param)
+    yield request.param
+    _C.set_isa(before)
 
 
 @pytest.fixture(autouse=True)

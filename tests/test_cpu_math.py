@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from fastops import _C
-
 ops = torch.ops.fastops
-LEVELS = [level for level, missing in _C.cpu()["missing"].items() if not missing]
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = _C.cpu()["isa"]
-    _C.set_isa(request.param)
-    yield request.param
-    _C.set_isa(before)
 
 
 def every_kind_of_number() -> Tensor:

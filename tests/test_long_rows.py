@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastops import _C
 from fastops.cases import DTYPES
 from fastops.cases.norms import ADD_LAYER_NORM, ADD_RMS_NORM, LAYER_NORM, RMS_NORM, Norm
 from fastops.selftest.checks import same_bits
@@ -18,15 +17,6 @@ ALL = (True, True, True)
 PROBLEMS = [(rows, n, ALL) for rows, n in ((1, 100003), (3, 100003), (1, 1 << 20), (3, 1 << 20), (17, 9001))] + [
     (rows, n, needs) for rows, n in ((1, 100003), (17, 9001)) for needs in ((True, False, False), (False, True, True))
 ]
-LEVELS = [level for level, missing in _C.cpu()["missing"].items() if not missing]
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = _C.cpu()["isa"]
-    _C.set_isa(request.param)
-    yield request.param
-    _C.set_isa(before)
 
 
 @pytest.fixture(autouse=True)
