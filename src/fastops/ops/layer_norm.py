@@ -101,8 +101,8 @@ def layer_norm(
 
     The variance comes from centred values, never from :math:`\mathrm{E}[x^2] - \mathrm{E}[x]^2`; statistics and sums
     are float32 (float64 for float64). A row's result depends on nothing but the row. The kernels
-    centre by way of the row's first element: where that one alone is very large, float32 keeps fewer digits of the others
-    (of 4096 normal numbers behind 1e4, relative errors of 2e-4; relative to the row's largest output, of one rounding).
+    centre by way of the row's first element: where that one alone is very large, float32 keeps fewer digits of the
+    others (of 4096 normal numbers behind 1e4, relative errors of 2e-4).
 
     Args:
         input: ``[*, *normalized_shape]``, any strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our
