@@ -13,7 +13,7 @@ struct many {
 
 template <class T, class V>
 FASTOPS_INLINE void store_outputs(T* const* out, int64_t at, int64_t n, V v) {
-  n == simd<accumulate_t<T>>::size ? store(out[0] + at, v) : store_first(out[0] + at, n, v);
+  store_some(out[0] + at, n, v);
 }
 template <class T, class V, int N>
 FASTOPS_INLINE void store_outputs(T* const* out, int64_t at, int64_t n, many<V, N> v) {

@@ -20,19 +20,6 @@ template <class T>
 constexpr int kVector = 16 / sizeof(T);
 
 template <class T, int N>
-__device__ inline Vector<T, N> splat(T value) {
-  Vector<T, N> v;
-  if constexpr (sizeof(T) == 2 && N % 2 == 0) {
-#pragma unroll
-    for (int k = 0; k < N / 2; ++k) v.pair[k] = value.bits * 0x10001u;
-  } else {
-#pragma unroll
-    for (int k = 0; k < N; ++k) v.at[k] = value;
-  }
-  return v;
-}
-
-template <class T, int N>
 __device__ inline void widen(const Vector<T, N>& v, accumulate_t<T> (&x)[N]) {
   if constexpr (sizeof(T) == 2 && N % 2 == 0) {
 #pragma unroll
