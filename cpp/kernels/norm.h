@@ -4,14 +4,16 @@
 //   layer: y = (x - mean)·rstd·weight + bias,      rstd = 1 / sqrt(mean of (x - mean)² + eps)
 //   rms:   y = x·rstd·(weight + weight_offset),    rstd = 1 / sqrt(mean of x² + eps);   without a weight y = x·rstd
 //
-// x is the input, or input + residual rounded to the dtype. A layer norm saves its mean as the distance from the row's
-// first element: `centre`. f32 has too few digits for the mean of a row that lies far from 0, but enough for this, unless
-// that element itself lies far from the others: then small elements lose digits.
+// x is the input, or input + residual rounded to the dtype. A layer norm keeps its mean as two numbers, `mean` as rounded and
+// `shift`, what rounding took from it: x - mean is exact where x lies near the mean, and small elements keep their digits
+// beside a large one. With mean any number near the row's mean and d = x - mean, shift = mean of d, and
+// the variance is mean of d² - shift²: nothing cancels, for shift is no larger than the rounding of the mean.
 #include "core/dtype.h"
 
 namespace fastops {
 
 enum class Norm { layer, rms };
+constexpr int64_t statistics_of(Norm norm) { return norm == Norm::layer ? 3 : 1; }
 
 struct NormForward {
   Norm norm;
@@ -27,8 +29,8 @@ struct NormForward {
   double weight_offset, eps;
   void* output;  // rows·n, dense
   void* sum;     // rows·n, dense: input + residual; null without a residual
-  void* centre;  // [rows] f32, or f64 for f64; null: not asked for, or rms
-  void* rstd;    // [rows]; null: not asked for
+  // f32, or f64 for f64; null: not asked for. layer: [rows, 3], mean, shift and rstd; rms: [rows], rstd.
+  void* statistics;
 };
 
 struct NormBackward {
@@ -41,8 +43,7 @@ struct NormBackward {
   int64_t grad_sum_stride;
   const void* input;  // what was normalised: the input or the sum
   int64_t input_stride;
-  const void* centre;  // null for rms
-  const void* rstd;
+  const void* statistics;  // as the forward wrote them
   const void* weight;  // null: 1
   double weight_offset;
   void* grad_input;  // rows·n, dense; null: not asked for
