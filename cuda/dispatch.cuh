@@ -44,6 +44,8 @@ int dispatch_bool(bool value, F f) {
 // What the current device answered to a question that takes the driver long.
 class PerDevice {
  public:
+  static constexpr int kUnknown = -1;  // an answer to ask for again
+
   template <class F>
   int get(F ask) {
     int device = 0;
@@ -51,7 +53,7 @@ class PerDevice {
     if (device >= kDevices) return ask(device);
     int known = answers_[device].load(std::memory_order_relaxed);
     if (known == 0) {
-      known = ask(device) + 1;
+      known = ask(device) + 1;  // kUnknown stays unknown
       answers_[device].store(known, std::memory_order_relaxed);
     }
     return known - 1;

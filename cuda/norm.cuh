@@ -19,6 +19,9 @@ constexpr int kWarp = 32;
 constexpr int kVectors = 2;             // of 16 bytes, a thread's in the kernels of short rows
 constexpr int64_t kMostRows = 1 << 30;  // for kernels that count rows in 32 bits
 
+template <Norm N>
+constexpr int kStatistics = statistics_of(N);
+
 template <class A, int N>
 struct Sums {
   A at[N];
@@ -67,6 +70,114 @@ __device__ inline A inverse_sqrt(A variance, A eps) {
     return rsqrtf(variance + eps);
   else
     return A(1) / sqrt(variance + eps);
+}
+
+// Sum of W numbers as a tree.
+template <int W, class A>
+__device__ inline A tree_sum(const A (&x)[W]) {
+  if constexpr (W == 1) {
+    return x[0];
+  } else {
+    A half[W / 2];
+#pragma unroll
+    for (int k = 0; k < W / 2; ++k) half[k] = x[2 * k] + x[2 * k + 1];
+    return tree_sum<W / 2>(half);
+  }
+}
+
+template <int W, class A>
+__device__ inline A square_sum(const A (&x)[W]) {
+  A sum = 0;
+#pragma unroll
+  for (int k = 0; k < W; ++k) sum += x[k] * x[k];
+  return sum;
+}
+
+// Of `count` elements: the mean, rounded, what the rounding took, and the sum of the squares about both together. f32 alone
+// has too few digits for the mean of a row that lies far from 0.
+template <class A>
+struct alignas(4 * sizeof(A) < 16 ? 4 * sizeof(A) : 16) Moments {
+  A mean, shift, squares, count;
+};
+
+// Any number near the mean will do for what follows: with an element of the row, where one lies this near, the squares of a
+// constant row are 0.
+template <class A>
+__device__ inline A near_mean(A mean, A element) {
+  constexpr A kNear = sizeof(A) == 4 ? A(1e-6) : A(1e-15);
+  return fabs(element - mean) <= kNear * fabs(mean) ? element : mean;
+}
+
+// The mean of a part of a row, from the sum of its elements·scale, where the scale is a power of two about 1 / n: no sum
+// overflows and none is rounded for it. What the mean's rounding took is not in `shift` yet for the wide types.
+template <class A>
+struct PartMean {
+  A mean, shift;
+};
+template <class T, class A>
+__device__ inline PartMean<A> part_mean(A total, A first, A count, A inverse_count, A scale, A unscale) {
+  const A mean = total * (inverse_count * unscale), near = near_mean(mean, first);
+  if constexpr (sizeof(T) > 2) return {near, 0};
+  // The sum of half types that lie near each other is exact in f32.
+  const A rest = fma(-mean, count * scale, total) * (inverse_count * unscale);
+  return {near, (mean - near) + rest};
+}
+
+// With d = x - mean, the sums over a part: Σd² and, for the wide types, Σd, which is the shift.
+template <class T>
+constexpr int kDistanceSums = sizeof(T) > 2 ? 2 : 1;
+template <class T, int W, class A>
+__device__ inline void add_distances(Sums<A, kDistanceSums<T>>& sums, bool own, const A (&d)[W]) {
+  sums.at[0] += own ? square_sum<W>(d) : A(0);
+  if constexpr (kDistanceSums<T> == 2) {
+    const A distances = tree_sum<W>(d);
+    sums.at[1] += own ? distances : A(0);
+  }
+}
+template <class T, class A>
+__device__ inline Moments<A> moments_about(PartMean<A> part, const Sums<A, kDistanceSums<T>>& sums, A count,
+                                           A inverse_count) {
+  if constexpr (kDistanceSums<T> == 2) part.shift = sums.at[1] * inverse_count;
+  const A squares = sums.at[0] - count * (part.shift * part.shift);
+  return {part.mean, part.shift, squares < 0 ? A(0) : squares, count};
+}
+
+// Of a row from those of its parts, the same bits for each thread of a warp.
+template <class A>
+__device__ inline Moments<A> merged(const Moments<A>* parts, int count, A n, A inverse_n) {
+  const A origin = parts[0].mean;
+  auto distance = [&](const Moments<A>& part) { return (part.mean - origin) + part.shift; };
+  Sums<A, 1> away = {}, squares = {};
+  auto add_up = [&](auto over_parts) {
+    over_parts([&](const Moments<A>& part) { away.at[0] += part.count * inverse_n * distance(part); });
+  };
+  auto add_squares = [&](auto over_parts) {
+    over_parts([&](const Moments<A>& part) {
+      const A rest = distance(part) - away.at[0];
+      squares.at[0] += part.squares + part.count * (rest * rest);
+    });
+  };
+  if (count <= 4) {
+    auto few = [&](auto f) {
+      f(parts[0]);
+      f(parts[1]);
+      if (count > 2) f(parts[2]);
+      if (count > 3) f(parts[3]);
+    };
+    add_up(few);
+    add_squares(few);
+  } else {
+    auto strided = [&](auto f) {
+#pragma unroll 1
+      for (int k = threadIdx.x % kWarp; k < count; k += kWarp) f(parts[k]);
+    };
+    add_up(strided);
+    lane_sum<kWarp>(away);
+    add_squares(strided);
+    lane_sum<kWarp>(squares);
+  }
+  const A mean = origin + away.at[0], taken = mean - origin;
+  return {mean, (origin - (mean - taken)) + (away.at[0] - taken), squares.at[0], n};
 }
 
 // Weight or bias: where there is none, every vector is the same one, which costs no branch.
@@ -124,17 +235,13 @@ __device__ inline Parameter<P> bias_or_zero(const P* bias) {
   return {bias, reinterpret_cast<const P*>(&kMinusZero<P>)};
 }
 
-// Sum of W numbers as a tree.
-template <int W, class A>
-__device__ inline A tree_sum(const A (&x)[W]) {
-  if constexpr (W == 1) {
-    return x[0];
-  } else {
-    A half[W / 2];
+// How many of a row's elements a warp of the team holds, Vectors a thread.
+template <int W, int Vectors>
+__device__ inline int warp_elements(int vectors, int team, int warp) {
+  int count = 0;
 #pragma unroll
-    for (int k = 0; k < W / 2; ++k) half[k] = x[2 * k] + x[2 * k + 1];
-    return tree_sum<W / 2>(half);
-  }
+  for (int g = 0; g < Vectors; ++g) count += min(max(vectors - g * team - warp * kWarp, 0), kWarp);
+  return count * W;
 }
 
 // Sizes in vectors of W elements: 16 bytes, or less where n allows no more.
@@ -166,11 +273,13 @@ int dispatch_norm(Norm norm, F f) {
                              : f(std::integral_constant<Norm, Norm::rms>{});
 }
 
-// f(tag<T>, tag<P>) for the types of data and parameters.
-template <class F>
-int dispatch_types(DType dtype, DType parameter, F f) {
-  return dispatch(dtype, [&](auto t) -> int {
-    return dispatch_parameter<typename decltype(t)::type>(parameter, [&](auto p) -> int { return f(t, p); });
+// f(norm, tag<T>, tag<P>) for the norm and the types of data and parameters.
+template <class Problem, class F>
+int dispatch_problem(const Problem& a, F f) {
+  return dispatch(a.dtype, [&](auto t) -> int {
+    return dispatch_parameter<typename decltype(t)::type>(a.parameter, [&](auto p) -> int {
+      return dispatch_norm(a.norm, [&](auto norm) -> int { return f(norm, t, p); });
+    });
   });
 }
 

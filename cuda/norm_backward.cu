@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
   for (int g = 0; g < V; ++g) w[g] = weight_or_one(a.weight).template vector<W>(min(g * team + thread, vectors - 1));
 
   Row next_x[V], next_grad[V];
-  RowNumbers<T> next;
+  RowNumbers<A> next;
   auto fetch = [&](int row) {
     next = row_numbers<N>(a, row);
 #pragma unroll
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
   fetch(row);
   // All teams take as many turns: their threads meet.
   for (int base = 0; base < rows; base += step, row += step) {
-    const RowNumbers<T> numbers = next;
+    const RowNumbers<A> numbers = next;
     A h[V][W], grad[V][W];
 #pragma unroll
     for (int g = 0; g < V; ++g) {
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
     Sums<A, S> sums = {};
 #pragma unroll
     for (int g = 0; g < V; ++g)
-      first_pass<N, W, A>(h[g], grad[g], w[g], a.offset, numbers, sums, weight_sum[g],
+      first_pass<N, W, A>(h[g], grad[g], g * team + thread < vectors, w[g], a.offset, numbers, sums, weight_sum[g],
                           bias_sum[N == Norm::layer ? g : 0]);
     if constexpr (Lanes) {
       lane_sum<Lanes>(sums);
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads) backward_long_kernel(const __grid_co
   const int64_t vectors = a.n / W;
   int turn = 0;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    const RowNumbers<T> numbers = row_numbers<N>(a, row);
+    const RowNumbers<A> numbers = row_numbers<N>(a, row);
     const Row* input = reinterpret_cast<const Row*>(a.input + row * a.input_stride);
     const Row* incoming = reinterpret_cast<const Row*>(a.grad + row * a.grad_stride);
     const Row* grad_sum = reinterpret_cast<const Row*>(a.grad_sum + row * a.grad_sum_stride);
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kThreads) backward_long_kernel(const __grid_co
       device::widen(input[i], h);
       device::widen(incoming[i], grad);
       const Vector<P, W> w = weight_or_one(a.weight).template vector<W>(i);
-      first_pass<N, W, A>(h, grad, w, a.offset, numbers, into, unused, unused);
+      first_pass<N, W, A>(h, grad, true, w, a.offset, numbers, into, unused, unused);
     };
     for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) first(i, sums);
     team_sum(sums, kThreads / kWarp, threadIdx.x / kWarp, scratch[turn], [] { __syncthreads(); });
@@ -164,13 +164,13 @@ __global__ void __launch_bounds__(kWarp* kColumnWarps)
     const int64_t at = tile * kWarp + lane;
     A weight_sum[W] = {}, bias_sum[W] = {};
     for (int64_t row = begin + warp; at < vectors && row < end; row += kColumnWarps) {
-      const RowNumbers<T> numbers = row_numbers<N>(a, row);
+      const RowNumbers<A> numbers = row_numbers<N>(a, row);
       A x[W], grad[W];
       device::widen(reinterpret_cast<const Row*>(a.input + row * a.input_stride)[at], x);
       device::widen(reinterpret_cast<const Row*>(a.grad + row * a.grad_stride)[at], grad);
       Sums<A, S> ignored = {};
-      first_pass<N, W, A>(x, grad, weight_or_one<P>(nullptr).template vector<W>(0), A(0), numbers, ignored, weight_sum,
-                          bias_sum);
+      first_pass<N, W, A>(x, grad, true, weight_or_one<P>(nullptr).template vector<W>(0), A(0), numbers, ignored,
+                          weight_sum, bias_sum);
     }
     __syncthreads();  // the tile before this one has been written out
 #pragma unroll
@@ -227,7 +227,7 @@ template <Norm N, class T, class P, int W, int Lanes>
 int launch(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
   const Backward<T, P> a(args);
   const int threads = plan.lanes ? kLaneThreads : plan.teams * plan.warps * kWarp;
-  const auto blocks = static_cast<unsigned>(blocks_of(args, plan));
+  const auto blocks = static_cast<unsigned>(args.chunks);
   const size_t shared = args.partial && plan.teams > 1 ? plan.teams * kSums<N> * a.n * sizeof(accumulate_t<T>) : 0;
   dispatch_bool(args.grad_sum != nullptr, [&](auto grad_sum) {
     backward_kernel<N, T, P, W, Lanes, decltype(grad_sum)::value><<<blocks, threads, shared, stream>>>(a, plan.warps);
@@ -272,13 +272,11 @@ void norm_backward_plan(NormBackward& a) {
 int norm_backward(const NormBackward& a, void* stream_handle) {
   if (ring_takes(a)) return norm_backward_ring(a, stream_handle);
   auto stream = static_cast<cudaStream_t>(stream_handle);
-  return dispatch_types(a.dtype, a.parameter, [&](auto t, auto p) -> int {
+  return dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
     using T = typename decltype(t)::type;
     using P = typename decltype(p)::type;
-    return dispatch_norm(a.norm, [&](auto norm) -> int {
-      return dispatch_width<T>(a.n, [&](auto width) -> int {
-        return launch_width<decltype(norm)::value, T, P, decltype(width)::value>(a, stream);
-      });
+    return dispatch_width<T>(a.n, [&](auto width) -> int {
+      return launch_width<decltype(norm)::value, T, P, decltype(width)::value>(a, stream);
     });
   });
 }

@@ -16,7 +16,7 @@ template <class T, class P>
 struct Backward {
   using A = accumulate_t<T>;
   const T *grad, *grad_sum, *input;
-  const A *centre, *rstd;
+  const A* statistics;
   const P* weight;
   T* grad_input;
   A* partial;
@@ -27,8 +27,7 @@ struct Backward {
       : grad(static_cast<const T*>(a.grad)),
         grad_sum(static_cast<const T*>(a.grad_sum)),
         input(static_cast<const T*>(a.input)),
-        centre(static_cast<const A*>(a.centre)),
-        rstd(static_cast<const A*>(a.rstd)),
+        statistics(static_cast<const A*>(a.statistics)),
         weight(static_cast<const P*>(a.weight)),
         grad_input(static_cast<T*>(a.grad_input)),
         partial(static_cast<A*>(a.partial)),
@@ -41,40 +40,42 @@ struct Backward {
         offset(a.weight ? static_cast<A>(a.weight_offset) : A(0)) {}
 };
 
-// A row's numbers as they lie in memory. Those of a later row are asked for early; a conversion would wait for them.
-template <class T>
+// A row's statistics. Those of a later row are asked for early; to compute with them there would wait for them.
+template <class A>
 struct RowNumbers {
-  T first;
-  accumulate_t<T> centre, rstd;
+  A mean, shift, rstd;
 };
 
-// Of the last row, where there is none of this number.
+// Zeros where there is no row of this number: what is 0 of it stays 0.
 template <Norm N, class T, class P>
-__device__ inline RowNumbers<T> row_numbers(const Backward<T, P>& a, int64_t row) {
-  row = row < a.rows ? row : a.rows - 1;
-  RowNumbers<T> numbers = {};
-  if constexpr (N == Norm::layer) {
-    numbers.first = a.input[row * a.input_stride];
-    numbers.centre = a.centre[row];
+__device__ inline RowNumbers<accumulate_t<T>> row_numbers(const Backward<T, P>& a, int64_t row) {
+  RowNumbers<accumulate_t<T>> numbers = {};
+  if (row < a.rows) {
+    const auto* statistics = a.statistics + row * kStatistics<N>;
+    if constexpr (N == Norm::layer) {
+      numbers.mean = statistics[0];
+      numbers.shift = statistics[1];
+    }
+    numbers.rstd = statistics[kStatistics<N> - 1];
   }
-  numbers.rstd = a.rstd[row];
   return numbers;
 }
 
 // First pass over a vector: x becomes h and grad g; both go into the sums over the row and those over the rows. A vector
-// of zeros adds nothing. Each vector has sums of its own at first, so that they do not wait for each other.
-template <Norm N, int W, class A, class T, class Weight>
-__device__ inline void first_pass(A (&x)[W], A (&grad)[W], const Weight& weight, A offset, const RowNumbers<T>& row,
-                                  Sums<A, kSums<N>>& sums, A (&weight_sum)[W], A* bias_sum) {
-  const A first = device::widen(row.first);
+// of zeros that is not `own` adds nothing, however large the row's mean. Each vector has sums of its own at first, so that
+// they do not wait for each other.
+template <Norm N, int W, class A, class Weight>
+__device__ inline void first_pass(A (&x)[W], A (&grad)[W], bool own, const Weight& weight, A offset,
+                                  const RowNumbers<A>& row, Sums<A, kSums<N>>& sums, A (&weight_sum)[W], A* bias_sum) {
+  const A rstd = N == Norm::rms || own ? row.rstd : A(0), shift = -row.shift * rstd;
   A w[W], of_gh = 0, of_g = 0;
   device::widen(weight, w);
 #pragma unroll
   for (int k = 0; k < W; ++k) {
     if constexpr (N == Norm::layer)
-      x[k] = ((x[k] - first) - row.centre) * row.rstd;
+      x[k] = (x[k] - row.mean) * rstd + shift;
     else
-      x[k] *= row.rstd;
+      x[k] *= rstd;
     weight_sum[k] += grad[k] * x[k];
     if constexpr (N == Norm::layer) {
       bias_sum[k] += grad[k];

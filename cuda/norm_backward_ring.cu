@@ -31,23 +31,12 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
   __shared__ Exchange<N> exchange[2];
 
   const int team = warps * kWarp, thread = threadIdx.x % team, which = threadIdx.x / team, teams = blockDim.x / team;
-  const int rank = cluster > 1 ? device::cluster_rank() : 0;
-  const int all = static_cast<int>(a.n / W), part = (all + cluster - 1) / cluster;
-  const int begin = rank * part, vectors = min(part, all - begin);
+  const RingPart part(static_cast<int>(a.n / W), cluster);
+  const int begin = part.begin, vectors = part.vectors;
   const unsigned bytes = vectors * sizeof(Row);
-  Row* const ring = reinterpret_cast<Row*>(shared) + which * stages * kTensors * part;
-  auto slot_of = [&](int slot, int tensor) { return ring + (slot * kTensors + tensor) * part; };
-  if (threadIdx.x == 0) {
-    for (int t = 0; t < teams; ++t)
-      for (int k = 0; k < stages; ++k) device::barrier_init(&arrived[t][k]);
-    device::barrier_init(&told[0]);
-    device::barrier_init(&told[1]);
-    device::barrier_init_fence();
-  }
-  if (cluster > 1)
-    device::cluster_sync();
-  else
-    __syncthreads();
+  Row* const ring = reinterpret_cast<Row*>(shared) + which * stages * kTensors * part.most;
+  auto slot_of = [&](int slot, int tensor) { return ring + (slot * kTensors + tensor) * part.most; };
+  ring_begin(&arrived[0][0], kRingWarps * kMostStages, told, cluster);
 
   const int clusters = gridDim.x / cluster, step = clusters * teams, rows = static_cast<int>(a.rows);
   const int first_row = which * clusters + blockIdx.x / cluster;
@@ -73,9 +62,9 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
 
   int slot = 0;
   unsigned parity = 0, count = 0;  // of the ring, of rows
-  RowNumbers<T> next = row_numbers<N>(a, first_row);
+  RowNumbers<float> next = row_numbers<N>(a, first_row);
   for (int row = first_row; row < rows; row += step) {
-    const RowNumbers<T> numbers = next;
+    const RowNumbers<float> numbers = next;
     next = row_numbers<N>(a, row + step);
     const int turn = count & 1;
     device::barrier_wait(&arrived[which][slot], parity);
@@ -94,8 +83,8 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
       device::widen(x, h[g]);
       device::widen(incoming, grad[g]);
       if constexpr (!kHoldParameters) w[0] = weight(i);
-      first_pass<N, W, float>(h[g], grad[g], w[kHoldParameters ? g : 0], a.offset, numbers, sums, weight_sum[g],
-                              bias_sum[N == Norm::layer ? g : 0]);
+      first_pass<N, W, float>(h[g], grad[g], i < vectors, w[kHoldParameters ? g : 0], a.offset, numbers, sums,
+                              weight_sum[g], bias_sum[N == Norm::layer ? g : 0]);
     }
     // Once the sum is there, every thread has its part of the row in registers.
     if (cluster == 1) {
@@ -104,7 +93,8 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
       });
       if (warps == 1) __syncwarp();
     } else {
-      // Every warp tells every block of the cluster, which saves the block's own sum.
+      // Every warp tells every block of the cluster, which saves the block's own sum. It has read its part by then.
+      if constexpr (GradSum) __threadfence_block();
       lane_sum<kWarp>(sums);
       const int lane = thread % kWarp, told_by = cluster * warps;
       Exchange<N>& to = exchange[turn];
@@ -112,9 +102,9 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
       if (lane < cluster) {
 #pragma unroll
         for (int k = 0; k < S; ++k)
-          device::send(&to.at[k][rank * warps + thread / kWarp], &told[turn], lane, sums.at[k]);
+          device::send(&to.at[k][part.rank * warps + thread / kWarp], &told[turn], lane, sums.at[k]);
       }
-      device::barrier_wait(&told[turn], count >> 1 & 1);
+      device::barrier_wait_cluster(&told[turn], count >> 1 & 1);
       sums = {};
       for (int i = lane; i < told_by; i += kWarp) {
 #pragma unroll
@@ -180,24 +170,15 @@ Plan plan_of(const NormBackward& a) {
   return {ring_plan(teams * warps * kWarp, cluster, stage), warps, teams};
 }
 
+// f(kernel, arguments, last answer) for the kernel of this problem.
 template <class F>
 int64_t with_kernel(const NormBackward& a, F f) {
-  int64_t result = 0;
-  const int error = dispatch_types(a.dtype, a.parameter, [&](auto t, auto p) -> int {
-    using T = typename decltype(t)::type;
-    using P = typename decltype(p)::type;
-    if constexpr (sizeof(T) == 8) {
-      return cudaErrorInvalidValue;
-    } else {
-      return dispatch_norm(a.norm, [&](auto norm) -> int {
-        return dispatch_bool(a.grad_sum != nullptr, [&](auto grad_sum) -> int {
-          result = f(&backward_ring_kernel<decltype(norm)::value, T, P, decltype(grad_sum)::value>, Backward<T, P>(a));
-          return cudaSuccess;
-        });
+  return dispatch_ring(
+      a, a.grad_sum != nullptr, [&](auto norm, auto t, auto p, auto sum, LastAnswer& known) -> int64_t {
+        using T = typename decltype(t)::type;
+        using P = typename decltype(p)::type;
+        return f(&backward_ring_kernel<decltype(norm)::value, T, P, decltype(sum)::value>, Backward<T, P>(a), known);
       });
-    }
-  });
-  return error == cudaSuccess ? result : error;
 }
 
 }  // namespace
@@ -207,21 +188,20 @@ bool ring_takes(const NormBackward& a) {
   if (bytes <= 4096 || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows || !ring_runs_here())
     return false;
   const Plan plan = plan_of(a);
-  if (plan.ring.cluster > kMostBlocksOfRow || plan.ring.stages < 2) return false;
-  // More than eight blocks in a cluster are not granted everywhere.
-  return plan.ring.cluster <= 8 || norm_backward_ring_chunks(a) > 0;
+  // Large clusters are not granted everywhere.
+  return plan.ring.cluster <= kMostBlocksOfRow && plan.ring.stages >= 2 && norm_backward_ring_chunks(a) > 0;
 }
 
 int64_t norm_backward_ring_chunks(const NormBackward& a) {
   const Plan plan = plan_of(a);
-  return with_kernel(a, [&](auto* kernel, const auto&) {
-    return std::min(ceil_div(a.rows, plan.teams), most_clusters(kernel, plan.ring));
+  return with_kernel(a, [&](auto* kernel, const auto&, LastAnswer& known) {
+    return std::min(ceil_div(a.rows, plan.teams), most_clusters(kernel, plan.ring, known));
   });
 }
 
 int norm_backward_ring(const NormBackward& args, void* stream) {
   const Plan plan = plan_of(args);
-  return static_cast<int>(with_kernel(args, [&](auto* kernel, const auto& a) -> int64_t {
+  return static_cast<int>(with_kernel(args, [&](auto* kernel, const auto& a, LastAnswer&) -> int64_t {
     return launch_ring(kernel, plan.ring, args.chunks, a, stream, plan.warps);
   }));
 }

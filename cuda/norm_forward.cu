@@ -1,20 +1,29 @@
 // The forward of the norms; formulas in kernels/norm.h. A row's input is read once and held in registers, packed, through
-// the passes over it: x0 - the row's first element - is taken off, then the mean of what is left, then come the squares.
-// Rows too long for registers go to norm_forward_ring.cu where the card has clusters, else are read three times.
+// the passes over it: the mean, the sums of the distances from it and of their squares, the output. Rows too long for
+// registers go to norm_forward_ring.cu where the card has clusters, else are read three times.
 #include "norm_forward.cuh"
 #include "norm_ring.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
+// Blocks that are to fit a multiprocessor at once; early kernels need more of them to hide their loads.
+constexpr int resident_blocks(int threads, bool early) {
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 750 || __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870)
+  constexpr int kThreads = __CUDA_ARCH__ == 750 ? 1024 : 1280, kBlocks = 16;
+#else
+  constexpr int kThreads = 1280, kBlocks = 24;
+#endif
+  return std::min((early ? kThreads : 1024) / threads, kBlocks);
+}
+
 // Lanes: those of a row; 0: the block. Early: parameters are fetched with the row, else once the sums are there, which
 // leaves registers for another block.
 template <Norm N, class T, class P, int W, int Vectors, int Lanes, int Threads, bool Early>
-__global__ void __launch_bounds__(Threads, (Early && W > 1 ? 1280 : 1024) / Threads)
+__global__ void __launch_bounds__(Threads, resident_blocks(Threads, Early&& W > 1))
     forward_kernel(const __grid_constant__ Forward<T, P> a) {
   using A = accumulate_t<T>;
   constexpr int kTeamRows = Lanes ? Threads / Lanes : 1;
-  __shared__ Scratch<A, 1> scratch[Lanes ? 1 : 2];
   const int team = Lanes ? Lanes : static_cast<int>(blockDim.x);
   const int thread = Lanes ? threadIdx.x % Lanes : threadIdx.x;
   const int n = static_cast<int>(a.n), vectors = n / W;
@@ -57,63 +66,68 @@ __global__ void __launch_bounds__(Threads, (Early && W > 1 ? 1280 : 1024) / Thre
       if (live && own[g]) reinterpret_cast<Vector<T, W>*>(a.sum + row * a.n)[at[g]] = x[g];
     }
   }
-  auto sum_up = [&](Sums<A, 1>& sums, int turn) {
+
+  auto sum_up = [&](auto& sums, auto& scratch) {
     if constexpr (Lanes)
       lane_sum<Lanes>(sums);
     else
-      team_sum(sums, team / kWarp, thread / kWarp, scratch[turn], [] { __syncthreads(); });
+      team_sum(sums, team / kWarp, thread / kWarp, scratch, [] { __syncthreads(); });
   };
-
-  const A x0 = device::widen(first);
-  A centre = 0, centred[Early ? Vectors : 1][W];
-  Sums<A, 1> squares = {};
+  A d[Early ? Vectors : 1][W];  // early kernels keep the distances from the mean
+  Moments<A> moments = {};
   if constexpr (N == Norm::layer) {
+    __shared__ Scratch<A, 1> total_scratch;
+    __shared__ Scratch<A, kDistanceSums<T>> scratch;
     Sums<A, 1> total = {};
 #pragma unroll
     for (int g = 0; g < Vectors; ++g) {
-      A(&c)[W] = centred[Early ? g : 0];
+      A(&c)[W] = d[Early ? g : 0];
       device::widen(x[g], c);
-#pragma unroll
-      for (int k = 0; k < W; ++k) c[k] -= x0;
-      const A part = tree_sum<W>(c);
+      const A part = tree_sum<W>(c) * a.scale;
       total.at[0] += own[g] ? part : A(0);
     }
-    sum_up(total, 0);
-    centre = total.at[0] * a.inverse_n;
-  }
-  auto centre_vector = [&](int g, A(&c)[W]) {
-    if constexpr (!Early || N == Norm::rms) device::widen(x[g], c);
-    if constexpr (N == Norm::layer) {
+    sum_up(total, total_scratch);
+    const PartMean<A> mean = part_mean<T>(total.at[0], device::widen(first), A(n), a.inverse_n, a.scale, a.unscale);
+    Sums<A, kDistanceSums<T>> sums = {};
 #pragma unroll
-      for (int k = 0; k < W; ++k) c[k] = (Early ? c[k] : c[k] - x0) - centre;
+    for (int g = 0; g < Vectors; ++g) {
+      A(&c)[W] = d[Early ? g : 0];
+      if constexpr (!Early) device::widen(x[g], c);
+#pragma unroll
+      for (int k = 0; k < W; ++k) c[k] -= mean.mean;
+      add_distances<T>(sums, own[g], c);
     }
-  };
+    sum_up(sums, scratch);
+    moments = moments_about<T>(mean, sums, A(n), a.inverse_n);
+  } else {
+    __shared__ Scratch<A, 1> scratch;
+    Sums<A, 1> squares = {};
 #pragma unroll
-  for (int g = 0; g < Vectors; ++g) {
-    A(&c)[W] = centred[Early ? g : 0];
-    centre_vector(g, c);
-    A part = 0;
-#pragma unroll
-    for (int k = 0; k < W; ++k) part += c[k] * c[k];
-    squares.at[0] += own[g] ? part : A(0);
+    for (int g = 0; g < Vectors; ++g) {
+      A(&c)[W] = d[Early ? g : 0];
+      device::widen(x[g], c);
+      const A part = square_sum<W>(c);
+      squares.at[0] += own[g] ? part : A(0);
+    }
+    sum_up(squares, scratch);
+    moments.squares = squares.at[0];
   }
-  sum_up(squares, 1);
-  const A rstd = inverse_sqrt<T>(squares.at[0] * a.inverse_n, a.eps);
   if (!live) return;
-  if (thread == 0) {
-    if (N == Norm::layer && a.centre) a.centre[row] = centre;
-    if (a.rstd) a.rstd[row] = rstd;
-  }
+  const Scale<A> scaled = scale_of<N>(a, moments, row, thread == 0);
 
   T* output = a.output + row * a.n;
 #pragma unroll
   for (int g = 0; g < Vectors; ++g) {
-    A(&c)[W] = centred[Early ? g : 0];
+    A(&c)[W] = d[Early ? g : 0];
     if constexpr (!Early) {
       fetch_parameters(g);
-      centre_vector(g, c);
+      device::widen(x[g], c);
+      if constexpr (N == Norm::layer) {
+#pragma unroll
+        for (int k = 0; k < W; ++k) c[k] -= moments.mean;
+      }
     }
-    scale<N, P, W, A>(c, rstd, w[Early ? g : 0], b[Early ? g : 0], a.offset);
+    scale<N, P, W, A>(c, scaled, w[Early ? g : 0], b[Early ? g : 0], a.offset);
     if (own[g]) reinterpret_cast<Vector<T, W>*>(output)[at[g]] = device::narrow_all<T>(c);
   }
 }
@@ -122,61 +136,59 @@ __global__ void __launch_bounds__(Threads, (Early && W > 1 ? 1280 : 1024) / Thre
 template <Norm N, class T, class P, int W>
 __global__ void __launch_bounds__(1024) forward_long_kernel(const __grid_constant__ Forward<T, P> a) {
   using A = accumulate_t<T>;
-  __shared__ Scratch<A, 1> scratch[2];
+  __shared__ Scratch<A, 1> first_scratch;
+  __shared__ Scratch<A, kDistanceSums<T>> scratch;
   const int64_t row = blockIdx.x, vectors = a.n / W;
   const auto* input = reinterpret_cast<const Vector<T, W>*>(a.input + row * a.input_stride);
   const auto* residual = reinterpret_cast<const Vector<T, W>*>(a.residual + row * a.residual_stride);
   auto* sum = reinterpret_cast<Vector<T, W>*>(a.sum + row * a.n);
-  T first = *reinterpret_cast<const T*>(input);
   if (a.residual) {
-    first = rounded_sum(first, *reinterpret_cast<const T*>(residual));
     for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) sum[i] = rounded_sum(input[i], residual[i]);
     input = sum;  // each thread reads back what it wrote
   }
-  auto sum_up = [&](Sums<A, 1>& sums, int turn) {
-    team_sum(sums, static_cast<int>(blockDim.x) / kWarp, threadIdx.x / kWarp, scratch[turn], [] { __syncthreads(); });
+  auto sum_up = [&](auto& sums, auto& room) {
+    team_sum(sums, static_cast<int>(blockDim.x) / kWarp, threadIdx.x / kWarp, room, [] { __syncthreads(); });
   };
-  const A x0 = device::widen(first);
-  A centre = 0;
-  if constexpr (N == Norm::layer) {
-    Sums<A, 1> total = {};
+  auto each_vector = [&](auto f) {
     for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) {
       A d[W];
       device::widen(input[i], d);
-#pragma unroll
-      for (int k = 0; k < W; ++k) total.at[0] += d[k] - x0;
+      f(i, d);
     }
-    sum_up(total, 0);
-    centre = total.at[0] * a.inverse_n;
-  }
-  Sums<A, 1> squares = {};
-  for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) {
-    A d[W];
-    device::widen(input[i], d);
+  };
+  Moments<A> moments = {};
+  if constexpr (N == Norm::layer) {
+    Sums<A, 1> total = {};
+    each_vector([&](int64_t, A(&d)[W]) { total.at[0] += tree_sum<W>(d) * a.scale; });
+    sum_up(total, first_scratch);
+    T first = *reinterpret_cast<const T*>(a.input + row * a.input_stride);
+    if (a.residual) first = rounded_sum(first, *reinterpret_cast<const T*>(residual));
+    const PartMean<A> part = part_mean<T>(total.at[0], device::widen(first), A(a.n), a.inverse_n, a.scale, a.unscale);
+    Sums<A, kDistanceSums<T>> sums = {};
+    each_vector([&](int64_t, A(&d)[W]) {
 #pragma unroll
-    for (int k = 0; k < W; ++k) {
-      if constexpr (N == Norm::layer) d[k] = (d[k] - x0) - centre;
-      squares.at[0] += d[k] * d[k];
-    }
+      for (int k = 0; k < W; ++k) d[k] -= part.mean;
+      add_distances<T>(sums, true, d);
+    });
+    sum_up(sums, scratch);
+    moments = moments_about<T>(part, sums, A(a.n), a.inverse_n);
+  } else {
+    Sums<A, 1> squares = {};
+    each_vector([&](int64_t, A(&d)[W]) { squares.at[0] += square_sum<W>(d); });
+    sum_up(squares, first_scratch);
+    moments.squares = squares.at[0];
   }
-  sum_up(squares, 1);
-  const A rstd = inverse_sqrt<T>(squares.at[0] * a.inverse_n, a.eps);
-  if (threadIdx.x == 0) {
-    if (N == Norm::layer && a.centre) a.centre[row] = centre;
-    if (a.rstd) a.rstd[row] = rstd;
-  }
+  const Scale<A> scaled = scale_of<N>(a, moments, row, threadIdx.x == 0);
   const Parameter<P> weight = weight_or_one(a.weight), bias = bias_or_zero(a.bias);
   auto* output = reinterpret_cast<Vector<T, W>*>(a.output + row * a.n);
-  for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) {
-    A d[W];
-    device::widen(input[i], d);
+  each_vector([&](int64_t i, A(&d)[W]) {
     if constexpr (N == Norm::layer) {
 #pragma unroll
-      for (int k = 0; k < W; ++k) d[k] = (d[k] - x0) - centre;
+      for (int k = 0; k < W; ++k) d[k] -= moments.mean;
     }
-    scale<N, P, W, A>(d, rstd, weight.template vector<W>(i), bias.template vector<W>(i), a.offset);
+    scale<N, P, W, A>(d, scaled, weight.template vector<W>(i), bias.template vector<W>(i), a.offset);
     output[i] = device::narrow_all<T>(d);
-  }
+  });
 }
 
 // ---- host ------------------------------------------------------------------------------------------------------------
@@ -187,7 +199,7 @@ template <Norm N, class T, class P, int W, int Vectors, int Lanes, int Threads>
 void launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
   constexpr int kRows = Lanes ? Threads / Lanes : 1;
   for (int64_t row = 0; row < all.rows; row += kMostBlocks * kRows) {
-    const Forward<T, P> a = all.from_row(row);
+    const Forward<T, P> a = all.from_row(N, row);
     const auto blocks = static_cast<unsigned>(std::min(ceil_div(a.rows, kRows), kMostBlocks));
     constexpr bool kEarly = Vectors * W <= kElements<T, W>;
     forward_kernel<N, T, P, W, Vectors, Lanes, Threads, kEarly><<<blocks, threads, 0, stream>>>(a);
@@ -215,7 +227,7 @@ int launch_width(const NormForward& args, cudaStream_t stream) {
     launch<N, T, P, W, kMany, 0, 512>(a, threads(kMany), stream);
   else
     for (int64_t row = 0; row < a.rows; row += kMostBlocks) {
-      const Forward<T, P> part = a.from_row(row);
+      const Forward<T, P> part = a.from_row(N, row);
       forward_long_kernel<N, T, P, W>
           <<<static_cast<unsigned>(std::min(part.rows, kMostBlocks)), 1024, 0, stream>>>(part);
     }
@@ -227,13 +239,11 @@ int launch_width(const NormForward& args, cudaStream_t stream) {
 int norm_forward(const NormForward& a, void* stream_handle) {
   if (ring_takes(a)) return norm_forward_ring(a, stream_handle);
   auto stream = static_cast<cudaStream_t>(stream_handle);
-  return dispatch_types(a.dtype, a.parameter, [&](auto t, auto p) -> int {
+  return dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
     using T = typename decltype(t)::type;
     using P = typename decltype(p)::type;
-    return dispatch_norm(a.norm, [&](auto norm) -> int {
-      return dispatch_width<T>(a.n, [&](auto width) -> int {
-        return launch_width<decltype(norm)::value, T, P, decltype(width)::value>(a, stream);
-      });
+    return dispatch_width<T>(a.n, [&](auto width) -> int {
+      return launch_width<decltype(norm)::value, T, P, decltype(width)::value>(a, stream);
     });
   });
 }

@@ -1,5 +1,7 @@
 #pragma once
 // What the kernels of the forward share.
+#include <cmath>
+
 #include "norm.cuh"
 
 namespace fastops::FASTOPS_ARCH {
@@ -11,9 +13,9 @@ struct Forward {
   const T *input, *residual;
   const P *weight, *bias;
   T *output, *sum;
-  A *centre, *rstd;
+  A* statistics;
   int64_t rows, n, input_stride, residual_stride;
-  A inverse_n, eps, offset;
+  A inverse_n, scale, unscale, eps, offset;  // scale: a power of two about 1 / n
 
   explicit Forward(const NormForward& a)
       : input(static_cast<const T*>(a.input)),
@@ -22,25 +24,25 @@ struct Forward {
         bias(static_cast<const P*>(a.bias)),
         output(static_cast<T*>(a.output)),
         sum(static_cast<T*>(a.sum)),
-        centre(static_cast<A*>(a.centre)),
-        rstd(static_cast<A*>(a.rstd)),
+        statistics(static_cast<A*>(a.statistics)),
         rows(a.rows),
         n(a.n),
         input_stride(a.input_stride),
         residual_stride(a.residual_stride),
         inverse_n(static_cast<A>(1.0 / static_cast<double>(a.n))),
+        scale(static_cast<A>(std::exp2(-std::ceil(std::log2(static_cast<double>(a.n)))))),
+        unscale(1 / scale),
         eps(static_cast<A>(a.eps)),
         offset(a.weight ? static_cast<A>(a.weight_offset) : A(0)) {}
 
   // A launch has at most 2³¹ - 1 blocks.
-  Forward from_row(int64_t row) const {
+  Forward from_row(Norm norm, int64_t row) const {
     Forward a = *this;
     a.input += row * input_stride;
     if (residual) a.residual += row * residual_stride;
     a.output += row * n;
     if (sum) a.sum += row * n;
-    if (centre) a.centre += row;
-    if (rstd) a.rstd += row;
+    if (statistics) a.statistics += row * statistics_of(norm);
     a.rows -= row;
     return a;
   }
@@ -61,19 +63,40 @@ __device__ inline Vector<T, W> rounded_sum(const Vector<T, W>& a, const Vector<T
   return device::narrow_all<T>(x);
 }
 
-// y = c·rstd·w + b for one vector, c being centred.
+// What a row is scaled by: d·rstd + shift, of d = x - mean or x itself.
+template <class A>
+struct Scale {
+  A rstd, shift;
+};
+
+// By the moments of a layer norm's row, of which the squares are all that an rms norm has; keeps the statistics.
+template <Norm N, class T, class P, class A>
+__device__ inline Scale<A> scale_of(const Forward<T, P>& a, const Moments<A>& row, int64_t number, bool keep) {
+  const A rstd = inverse_sqrt<T>(row.squares * a.inverse_n, a.eps);
+  if (keep && a.statistics) {
+    A* statistics = a.statistics + number * kStatistics<N>;
+    if constexpr (N == Norm::layer) {
+      statistics[0] = row.mean;
+      statistics[1] = row.shift;
+    }
+    statistics[kStatistics<N> - 1] = rstd;
+  }
+  return {rstd, N == Norm::layer ? -row.shift * rstd : A(0)};
+}
+
+// Output of one vector in place of d.
 template <Norm N, class P, int W, class A>
-__device__ inline void scale(A (&c)[W], A rstd, const Vector<P, W>& weight, const Vector<P, W>& bias, A offset) {
+__device__ inline void scale(A (&d)[W], const Scale<A>& row, const Vector<P, W>& weight, const Vector<P, W>& bias,
+                             A offset) {
   accumulate_t<P> w[W], b[W];
   device::widen(weight, w);
   if constexpr (N == Norm::layer) device::widen(bias, b);
 #pragma unroll
   for (int k = 0; k < W; ++k) {
-    c[k] *= rstd;
     if constexpr (N == Norm::layer)
-      c[k] = c[k] * w[k] + b[k];
+      d[k] = (d[k] * row.rstd + row.shift) * w[k] + b[k];
     else
-      c[k] *= w[k] + offset;
+      d[k] = d[k] * row.rstd * (w[k] + offset);
   }
 }
 

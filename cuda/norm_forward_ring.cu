@@ -15,12 +15,11 @@ template <Norm N, class T, class P, bool Residual>
 constexpr bool share_bias = N == Norm::layer && !Residual && sizeof(P) == sizeof(T);
 
 constexpr int kMostBlocksOfRow = 8;
+constexpr int kRingWarps = kRingThreads / kWarp;
 
-// What the blocks of a cluster tell each other about their parts of a row: the sum of squares about the part's own mean,
-// the mean as distance from the part's first element, that element.
-struct Exchange {
-  float squares[kMostBlocksOfRow], mean[kMostBlocksOfRow], first[kMostBlocksOfRow];
-};
+// What a warp tells about its part of a row.
+template <Norm N>
+using Told = std::conditional_t<N == Norm::layer, Moments<float>, float>;
 
 template <Norm N, class T, class P, bool Residual>
 __global__ void __launch_bounds__(kRingThreads)
@@ -29,37 +28,30 @@ __global__ void __launch_bounds__(kRingThreads)
   constexpr int W = kVector<T>, V = kRingVectors<Residual>;
   // There are registers for parameters of the half types alone, and not for all of them.
   constexpr bool kHoldParameters = sizeof(P) == sizeof(T), kShareBias = share_bias<N, T, P, Residual>;
+  // Nor for the row beside them, where there is a bias.
+  constexpr bool kHoldRow = Residual || N == Norm::rms || !kHoldParameters;
   using Row = Vector<T, W>;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ device::Barrier arrived[kMostStages], told[2];
-  __shared__ Scratch<float, 1> scratch[2];
-  __shared__ Exchange exchange[2];
+  __shared__ Told<N> parts[2][kMostBlocksOfRow * kRingWarps];
 
   constexpr int team = kRingThreads;
-  const int thread = threadIdx.x, rank = cluster > 1 ? device::cluster_rank() : 0;
-  const int all = static_cast<int>(a.n / W), part = (all + cluster - 1) / cluster;
-  const int begin = rank * part, vectors = min(part, all - begin);
-  const unsigned bytes = vectors * sizeof(Row);
-  Row *inputs = reinterpret_cast<Row*>(shared), *residuals = inputs + stages * part;
-  auto* biases = reinterpret_cast<Vector<P, W>*>(inputs + stages * part);  // with kShareBias: a thread's own
-  if (thread == 0) {
-    for (int k = 0; k < stages; ++k) device::barrier_init(&arrived[k]);
-    device::barrier_init(&told[0]);
-    device::barrier_init(&told[1]);
-    device::barrier_init_fence();
-  }
-  if (cluster > 1)
-    device::cluster_sync();
-  else
-    __syncthreads();
+  const int thread = threadIdx.x, warp = thread / kWarp, lane = thread % kWarp;
+  const RingPart part(static_cast<int>(a.n / W), cluster);
+  const int vectors = part.vectors;
+  Row *inputs = reinterpret_cast<Row*>(shared), *residuals = inputs + stages * part.most;
+  auto* biases = reinterpret_cast<Vector<P, W>*>(inputs + stages * part.most);  // with kShareBias: a thread's own
+  ring_begin(arrived, stages, told, cluster);
 
   const int rows = static_cast<int>(a.rows), first_row = blockIdx.x / cluster, step = gridDim.x / cluster;
   auto fetch = [&](int row, int slot) {
     if (row >= rows) return;
+    const unsigned bytes = vectors * sizeof(Row);
     device::barrier_expect(&arrived[slot], bytes * (Residual ? 2 : 1));
-    device::bulk_copy(inputs + slot * part, a.input + row * a.input_stride + begin * W, bytes, &arrived[slot]);
+    device::bulk_copy(inputs + slot * part.most, a.input + row * a.input_stride + part.begin * W, bytes,
+                      &arrived[slot]);
     if constexpr (Residual)
-      device::bulk_copy(residuals + slot * part, a.residual + row * a.residual_stride + begin * W, bytes,
+      device::bulk_copy(residuals + slot * part.most, a.residual + row * a.residual_stride + part.begin * W, bytes,
                         &arrived[slot]);
   };
   if (thread == 0)
@@ -67,7 +59,7 @@ __global__ void __launch_bounds__(kRingThreads)
 
   Vector<P, W> w[kHoldParameters ? V : 1], b[kHoldParameters && N == Norm::layer && !kShareBias ? V : 1];
   auto parameters = [&](int g, int at) {
-    const int i = begin + min(at, vectors - 1);
+    const int i = part.begin + min(at, vectors - 1);
     w[g] = weight_or_one(a.weight).template vector<W>(i);
     if constexpr (kShareBias) {
       if (at < vectors) biases[at] = bias_or_zero(a.bias).template vector<W>(i);
@@ -79,125 +71,111 @@ __global__ void __launch_bounds__(kRingThreads)
 #pragma unroll
     for (int g = 0; g < V; ++g) parameters(g, g * team + thread);
   }
-  auto sum_up = [&](Sums<float, 1>& sums, int turn) {
-    team_sum(sums, team / kWarp, thread / kWarp, scratch[turn], [] { __syncthreads(); });
-  };
+  const float count = warp_elements<W, V>(vectors, team, warp), inverse = device::short_reciprocal(fmaxf(count, 1));
 
   int slot = 0;
-  unsigned parity = 0, count = 0;  // of the ring, of rows
+  unsigned parity = 0, turns = 0;  // of the ring; rows
   for (int row = first_row; row < rows; row += step) {
-    const int turn = count & 1;
+    const int turn = turns & 1;
     device::barrier_wait(&arrived[slot], parity);
-    const Row* input = inputs + slot * part;
-    T first = *reinterpret_cast<const T*>(input);
-    Row sum[Residual ? V : 1];
-    if constexpr (Residual) {
-      const Row* residual = residuals + slot * part;
-      first = rounded_sum(first, *reinterpret_cast<const T*>(residual));
+    // A thread without a vector takes the last one along and leaves it out of the sums.
+    const Row *input = inputs + slot * part.most, *residual = residuals + slot * part.most;
+    Row x[kHoldRow ? V : 1];
+    if constexpr (kHoldRow) {
 #pragma unroll
       for (int g = 0; g < V; ++g) {
         const int i = g * team + thread, at = min(i, vectors - 1);
-        sum[g] = rounded_sum(input[at], residual[at]);
-        if (i < vectors) reinterpret_cast<Row*>(a.sum + row * a.n)[begin + i] = sum[g];
+        x[g] = input[at];
+        if constexpr (Residual) {
+          x[g] = rounded_sum(x[g], residual[at]);
+          if (i < vectors) reinterpret_cast<Row*>(a.sum + row * a.n)[part.begin + i] = x[g];
+        }
       }
     }
-    // A thread without a vector takes the last one along and leaves it out of the sums.
-    auto widened = [&](int g, int i, float (&d)[W]) {
-      device::widen(Residual ? sum[Residual ? g : 0] : input[min(i, vectors - 1)], d);
-    };
-
-    // The block's own part: the sum of squares about its own mean.
-    const float x0 = device::widen(first);
-    float centre = 0;
-    Sums<float, 1> squares = {};
-    auto free_slot_before = [&] {  // all threads have left the row before this one
-      if (thread == 0 && row != first_row) fetch(row + (stages - 1) * step, slot ? slot - 1 : stages - 1);
-    };
-    if constexpr (N == Norm::layer) {
-      Sums<float, 1> total = {};
+    auto each_vector = [&](auto f) {
 #pragma unroll
       for (int g = 0; g < V; ++g) {
         const int i = g * team + thread;
         float d[W];
-        widened(g, i, d);
-#pragma unroll
-        for (int k = 0; k < W; ++k) d[k] -= x0;
-        const float part_sum = tree_sum<W>(d);
-        total.at[0] += i < vectors ? part_sum : 0.0f;
+        if constexpr (kHoldRow) {
+          device::widen(x[g], d);
+          device::hold_narrow(x[g]);
+        } else {
+          device::widen(input[min(i, vectors - 1)], d);
+        }
+        f(g, i, d);
       }
-      sum_up(total, 0);
-      free_slot_before();
-      centre = total.at[0] * (cluster > 1 ? 1.0f / (vectors * W) : a.inverse_n);
-    }
-#pragma unroll
-    for (int g = 0; g < V; ++g) {
-      const int i = g * team + thread;
-      float d[W];
-      widened(g, i, d);
-      float part_sum = 0;
-#pragma unroll
-      for (int k = 0; k < W; ++k) {
-        if constexpr (N == Norm::layer) d[k] = (d[k] - x0) - centre;
-        part_sum += d[k] * d[k];
-      }
-      squares.at[0] += i < vectors ? part_sum : 0.0f;
-    }
-    sum_up(squares, N == Norm::layer ? 1 : turn);
-    if constexpr (N == Norm::rms) free_slot_before();
+    };
 
-    // The row's mean and squares from those of its parts.
-    float row_centre = centre;
-    if (cluster > 1) {
-      Exchange& to = exchange[turn];
-      if (thread == 0) device::barrier_expect(&told[turn], cluster * (N == Norm::layer ? 3 : 1) * sizeof(float));
-      if (thread < cluster) {
-        device::send(&to.squares[rank], &told[turn], thread, squares.at[0]);
-        if constexpr (N == Norm::layer) {
-          device::send(&to.mean[rank], &told[turn], thread, centre);
-          device::send(&to.first[rank], &told[turn], thread, x0);
-        }
-      }
-      device::barrier_wait(&told[turn], count >> 1 & 1);
-      squares.at[0] = 0;
-      if constexpr (N == Norm::layer) {
-        auto mean = [&](int k) { return (to.first[k] - to.first[0]) + to.mean[k]; };
-        auto count = [&](int k) { return static_cast<float>(min(part, all - k * part) * W); };
-        row_centre = 0;
-        for (int k = 0; k < cluster; ++k) row_centre += count(k) * mean(k);
-        row_centre *= a.inverse_n;
-        for (int k = 0; k < cluster; ++k) {
-          const float away = mean(k) - row_centre;
-          squares.at[0] += to.squares[k] + count(k) * (away * away);
-        }
-        centre = row_centre + (to.first[0] - x0);
-      } else {
-        for (int k = 0; k < cluster; ++k) squares.at[0] += to.squares[k];
-      }
-    }
-    ++count;
-    const float rstd = inverse_sqrt<T>(squares.at[0] * a.inverse_n, a.eps);
-    if (thread == 0 && rank == 0) {
-      if (N == Norm::layer && a.centre) a.centre[row] = row_centre;
-      if (a.rstd) a.rstd[row] = rstd;
+    Told<N> own;
+    if constexpr (!kHoldRow) asm volatile("" ::: "memory");  // else biases are fetched before there is room for them
+    if constexpr (N == Norm::layer) {
+      Sums<float, 1> total = {};
+      float first;
+      each_vector([&](int g, int i, float (&d)[W]) {
+        if (g == 0) first = __shfl_sync(0xffffffffu, d[0], 0);
+        const float share = tree_sum<W>(d) * a.scale;
+        total.at[0] += i < vectors ? share : 0.0f;
+      });
+      lane_sum<kWarp>(total);
+      const PartMean<float> own_mean = part_mean<T>(total.at[0], first, count, inverse, a.scale, a.unscale);
+      Sums<float, kDistanceSums<T>> sums = {};
+      each_vector([&](int, int i, float (&d)[W]) {
+#pragma unroll
+        for (int k = 0; k < W; ++k) d[k] -= own_mean.mean;
+        add_distances<T>(sums, i < vectors, d);
+      });
+      lane_sum<kWarp>(sums);
+      own = moments_about<T>(own_mean, sums, count, inverse);
+    } else {
+      Sums<float, 1> squares = {};
+      each_vector([&](int, int i, float (&d)[W]) {
+        const float part_squares = square_sum<W>(d);
+        squares.at[0] += i < vectors ? part_squares : 0.0f;
+      });
+      lane_sum<kWarp>(squares);
+      own = squares.at[0];
     }
 
-    Row* output = reinterpret_cast<Row*>(a.output + row * a.n) + begin;
-#pragma unroll
-    for (int g = 0; g < V; ++g) {
-      const int i = g * team + thread;
+    // Every warp tells every block of the cluster.
+    if (cluster == 1) {
+      if (lane == 0) parts[turn][warp] = own;
+      __syncthreads();
+    } else {
+      if (thread == 0) device::barrier_expect(&told[turn], cluster * kRingWarps * sizeof(own));
+      if (lane < cluster) device::send(&parts[turn][part.rank * kRingWarps + warp], &told[turn], lane, own);
+      device::barrier_wait_cluster(&told[turn], turns >> 1 & 1);
+    }
+    ++turns;
+    // All threads have the row in registers, or have left the one before.
+    if (kHoldRow && thread == 0) fetch(row + stages * step, slot);
+    if (!kHoldRow && thread == 0 && row != first_row) fetch(row + (stages - 1) * step, slot ? slot - 1 : stages - 1);
+    Moments<float> moments = {};
+    if constexpr (N == Norm::layer) {
+      moments = merged(parts[turn], cluster * kRingWarps, static_cast<float>(a.n), a.inverse_n);
+    } else {
+      Sums<float, 1> squares = {};
+      for (int k = lane; k < cluster * kRingWarps; k += kWarp) squares.at[0] += parts[turn][k];
+      lane_sum<kWarp>(squares);
+      moments.squares = squares.at[0];
+    }
+    const Scale<float> scaled = scale_of<N>(a, moments, row, thread == 0 && part.rank == 0);
+
+    Row* output = reinterpret_cast<Row*>(a.output + row * a.n) + part.begin;
+    each_vector([&](int g, int i, float (&d)[W]) {
       if constexpr (!kHoldParameters) parameters(0, i);
-      float d[W];
-      widened(g, i, d);
       if constexpr (N == Norm::layer) {
 #pragma unroll
-        for (int k = 0; k < W; ++k) d[k] = (d[k] - x0) - centre;
+        for (int k = 0; k < W; ++k) d[k] -= moments.mean;
       }
       const int at = kHoldParameters ? g : 0;
-      const Vector<P, W> own_bias =
-          kShareBias ? biases[min(i, vectors - 1)] : b[N == Norm::layer && !kShareBias ? at : 0];
-      scale<N, P, W, float>(d, rstd, w[at], own_bias, a.offset);
+      device::hold_narrow(w[at]);
+      if constexpr (kShareBias)
+        scale<N, P, W, float>(d, scaled, w[at], biases[min(i, vectors - 1)], a.offset);
+      else
+        scale<N, P, W, float>(d, scaled, w[at], b[N == Norm::layer ? at : 0], a.offset);
       if (i < vectors) output[i] = device::narrow_all<T>(d);
-    }
+    });
     if (++slot == stages) {
       slot = 0;
       parity ^= 1;
@@ -216,20 +194,20 @@ RingPlan plan_of(const NormForward& a) {
   return ring_plan(kRingThreads, cluster, part * 16 * tensors, bias ? part * 16 : 0);
 }
 
+// f(kernel, arguments, last answer) for the kernel of this problem.
 template <class F>
-int with_kernel(const NormForward& a, F f) {
-  return dispatch_types(a.dtype, a.parameter, [&](auto t, auto p) -> int {
-    using T = typename decltype(t)::type;
-    using P = typename decltype(p)::type;
-    if constexpr (sizeof(T) == 8) {
-      return cudaErrorInvalidValue;
-    } else {
-      return dispatch_norm(a.norm, [&](auto norm) -> int {
-        return dispatch_bool(a.residual != nullptr, [&](auto residual) -> int {
-          return f(&forward_ring_kernel<decltype(norm)::value, T, P, decltype(residual)::value>, Forward<T, P>(a));
-        });
+int64_t with_kernel(const NormForward& a, F f) {
+  return dispatch_ring(
+      a, a.residual != nullptr, [&](auto norm, auto t, auto p, auto residual, LastAnswer& known) -> int64_t {
+        using T = typename decltype(t)::type;
+        using P = typename decltype(p)::type;
+        return f(&forward_ring_kernel<decltype(norm)::value, T, P, decltype(residual)::value>, Forward<T, P>(a), known);
       });
-    }
+}
+
+int64_t clusters_of(const NormForward& a, const RingPlan& plan) {
+  return with_kernel(a, [&](auto* kernel, const auto&, LastAnswer& known) {
+    return std::min(a.rows, most_clusters(kernel, plan, known));
   });
 }
 
@@ -240,12 +218,12 @@ static __global__ void probe() {}
 
 bool ring_runs_here() {
   static PerDevice answers;
-  return answers.get([](int) {
+  return answers.get([](int) -> int {
     cudaFuncAttributes attributes;
     if (cudaFuncGetAttributes(&attributes, probe) == cudaSuccess) return attributes.ptxVersion >= 90 ? 1 : 0;
-    cudaGetLastError();
-    return 0;
-  });
+    cudaGetLastError();  // forget it
+    return PerDevice::kUnknown;
+  }) == 1;
 }
 
 bool ring_takes(const NormForward& a) {
@@ -253,15 +231,15 @@ bool ring_takes(const NormForward& a) {
   if (bytes <= 512 * 16 * 4 || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows || !ring_runs_here())
     return false;
   const RingPlan plan = plan_of(a);
-  return plan.cluster <= kMostBlocksOfRow && plan.stages >= 2;
+  return plan.cluster <= kMostBlocksOfRow && plan.stages >= 2 && clusters_of(a, plan) > 0;
 }
 
 int norm_forward_ring(const NormForward& args, void* stream) {
   const RingPlan plan = plan_of(args);
-  return with_kernel(args, [&](auto* kernel, const auto& a) -> int {
-    const int64_t clusters = std::min(a.rows, most_clusters(kernel, plan));
+  const int64_t clusters = clusters_of(args, plan);
+  return static_cast<int>(with_kernel(args, [&](auto* kernel, const auto& a, LastAnswer&) -> int64_t {
     return launch_ring(kernel, plan, clusters, a, stream);
-  });
+  }));
 }
 
 }  // namespace fastops::FASTOPS_ARCH

@@ -1,6 +1,9 @@
 #pragma once
 // Kernels for long rows on cards with thread-block clusters: blocks that stay, a ring of rows on their way into shared
 // memory by bulk copies, and a row divided among the blocks of a cluster where it is too long for one.
+#include <atomic>
+#include <cstdint>
+
 #include "device/bulk.cuh"
 #include "norm.cuh"
 
@@ -62,25 +65,47 @@ inline cudaLaunchConfig_t ring_config(const RingPlan& plan, int64_t clusters, cu
   return config;
 }
 
-// How many clusters of this shape the card holds at once; 0: it cannot.
+// The last answer of a device, beside its question: one number, so that threads see both or neither.
+class LastAnswer {
+ public:
+  template <class F>
+  int64_t get(const RingPlan& plan, F ask) {
+    int device = 0;
+    cudaGetDevice(&device);
+    if (device >= kDevices) return ask();
+    const uint64_t question = static_cast<uint64_t>(plan.threads) << 50 | uint64_t{plan.shared_bytes} << 32 |
+                              static_cast<uint64_t>(plan.cluster) << 24;
+    const uint64_t known = answers_[device].load(std::memory_order_relaxed);
+    if (known >> 24 == question >> 24) return static_cast<int64_t>(known & 0xffffff) - 1;
+    const int64_t answer = ask();
+    answers_[device].store(question | static_cast<uint64_t>(answer + 1), std::memory_order_relaxed);
+    return answer;
+  }
+
+ private:
+  static constexpr int kDevices = 64;
+  std::atomic<uint64_t> answers_[kDevices] = {};
+};
+
+// Allows the kernel what the plan needs. How many such clusters the card holds at once; 0: it cannot.
 template <class Kernel>
-int64_t most_clusters(Kernel* kernel, const RingPlan& plan) {
-  cudaLaunchAttribute shape;
-  const cudaLaunchConfig_t config = ring_config(plan, 1, &shape, nullptr);
-  int clusters = 0;
-  if (allow(kernel, plan) != cudaSuccess || cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {
+int64_t most_clusters(Kernel* kernel, const RingPlan& plan, LastAnswer& known) {
+  return known.get(plan, [&]() -> int64_t {
+    cudaLaunchAttribute shape;
+    const cudaLaunchConfig_t config = ring_config(plan, 1, &shape, nullptr);
+    int clusters = 0;
+    if (allow(kernel, plan) == cudaSuccess && cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess)
+      return clusters;
     cudaGetLastError();  // forget it
     return 0;
-  }
-  return clusters;
+  });
 }
 
 template <class Kernel, class Args, class... More>
 int launch_ring(Kernel* kernel, const RingPlan& plan, int64_t clusters, const Args& args, void* stream, More... more) {
   cudaLaunchAttribute shape;
   const cudaLaunchConfig_t config = ring_config(plan, clusters, &shape, stream);
-  const int error = allow(kernel, plan);
-  return error == cudaSuccess ? cudaLaunchKernelEx(&config, kernel, args, plan.cluster, plan.stages, more...) : error;
+  return cudaLaunchKernelEx(&config, kernel, args, plan.cluster, plan.stages, more...);
 }
 
 // Smallest power of two that is at least `blocks`.
@@ -88,6 +113,47 @@ inline int cluster_of(int64_t blocks) {
   int cluster = 1;
   while (cluster < blocks) cluster *= 2;
   return cluster;
+}
+
+// f(norm, tag<T>, tag<P>, bool_constant, the kernel's last answer); the ring has no f64.
+template <class Problem, class F>
+int64_t dispatch_ring(const Problem& a, bool flag, F f) {
+  int64_t result = 0;
+  dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
+    if constexpr (sizeof(typename decltype(t)::type) < 8)
+      dispatch_bool(flag, [&](auto known) -> int {
+        static LastAnswer answer;
+        result = f(norm, t, p, known, answer);
+        return 0;
+      });
+    return 0;
+  });
+  return result;
+}
+
+// A block's part of a row of `all` vectors that `cluster` blocks share.
+struct RingPart {
+  int rank, most, begin, vectors;  // most: of any block
+
+  __device__ RingPart(int all, int cluster)
+      : rank(cluster > 1 ? device::cluster_rank() : 0),
+        most((all + cluster - 1) / cluster),
+        begin(rank * most),
+        vectors(min(most, all - begin)) {}
+};
+
+// Makes the barriers, of which the cluster's blocks may use each other's once this returns.
+__device__ inline void ring_begin(device::Barrier* arrived, int count, device::Barrier (&told)[2], int cluster) {
+  if (threadIdx.x == 0) {
+    for (int k = 0; k < count; ++k) device::barrier_init(&arrived[k]);
+    device::barrier_init(&told[0]);
+    device::barrier_init(&told[1]);
+    device::barrier_init_fence();
+  }
+  if (cluster > 1)
+    device::cluster_sync();
+  else
+    __syncthreads();
 }
 
 }  // namespace fastops::FASTOPS_ARCH

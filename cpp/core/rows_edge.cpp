@@ -30,8 +30,8 @@ Rows as_rows(const Tensor& tensor, int64_t dims) {
 }
 
 static int64_t word_bytes(const Tensor& tensor, int64_t n) {
-  const int64_t bytes = n * size_of(*dtype_of(tensor));
-  return std::min<int64_t>(16, bytes & -bytes);
+  const int64_t size = size_of(*dtype_of(tensor)), bytes = n * size;
+  return bytes % 16 == 0 ? 16 : size == 2 && bytes % 8 == 0 ? 8 : size;
 }
 
 static Tensor copy_of(const Tensor& tensor) {

@@ -20,7 +20,8 @@ struct Rows {
 // The trailing `dims` dimensions make up a row.
 Rows as_rows(const Tensor& tensor, int64_t dims);
 
-// The CUDA kernels divide a row of n elements into words of up to 16 bytes, as n allows, and take rows that start at one.
+// The CUDA kernels divide a row of n elements into words of 16 bytes, of 8 for halves, or single elements, as n allows, and
+// take rows that start at one.
 // What does not is copied: then the words, and with them a result's bits, depend on n alone.
 Rows as_aligned_rows(const Tensor& tensor, int64_t dims);
 Tensor as_aligned(Tensor tensor);

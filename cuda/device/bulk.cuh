@@ -36,6 +36,20 @@ __device__ inline void barrier_wait(Barrier* barrier, unsigned parity) {
   } while (!done);
 }
 
+// For what other blocks of the cluster have sent.
+__device__ inline void barrier_wait_cluster(Barrier* barrier, unsigned parity) {
+  unsigned done;
+  do {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  } while (!done);
+}
+
 // Addresses and size are multiples of 16 bytes.
 __device__ inline void bulk_copy(void* shared, const void* global, unsigned bytes, Barrier* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -54,15 +68,22 @@ __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-// Writes `value` to the same place in the shared memory of block `rank` and reports its 4 bytes to the barrier there.
-__device__ inline void send(float* place, Barrier* barrier, int rank, float value) {
-  asm volatile(
-      "{\n.reg .b32 to, report;\n"
-      "mapa.shared::cluster.u32 to, %0, %2;\n"
-      "mapa.shared::cluster.u32 report, %1, %2;\n"
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %3, [report];\n}" ::"r"(shared_address(place)),
-      "r"(shared_address(barrier)), "r"(rank), "r"(__float_as_uint(value))
-      : "memory");
+// Writes `value` to the same place in the shared memory of block `rank` and reports its bytes to the barrier there.
+template <class V>
+__device__ inline void send(V* place, Barrier* barrier, int rank, const V& value) {
+  static_assert(sizeof(V) == 4 || sizeof(V) == 16);
+  unsigned to, report;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(place)), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(report) : "r"(shared_address(barrier)), "r"(rank));
+  const auto* words = reinterpret_cast<const unsigned*>(&value);
+  if constexpr (sizeof(V) == 4)
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(words[0]),
+                 "r"(report)
+                 : "memory");
+  else
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+                 "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"(report)
+                 : "memory");
 }
 
 }  // namespace device

@@ -24,6 +24,10 @@ __device__ inline A sigmoid(A x) {
   return (x < 0 ? e : A(1)) / (1 + e);
 }
 
+// 1 / x; of float to about 1 unit in the last place.
+__device__ inline float short_reciprocal(float x) { return __fdividef(1.0f, x); }
+__device__ inline double short_reciprocal(double x) { return 1 / x; }
+
 // To 2^-16 of it, denormals included, by the special function unit: the full form takes longer than the memory does to
 // bring a half type.
 __device__ inline float sigmoid_short(float x) {

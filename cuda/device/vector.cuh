@@ -43,6 +43,15 @@ __device__ inline Vector<T, N> narrow_all(const accumulate_t<T> (&x)[N]) {
   return v;
 }
 
+// Makes the compiler take v as new, so that it widens it again rather than hold twice the registers from pass to pass.
+template <class T, int N>
+__device__ inline void hold_narrow(Vector<T, N>& v) {
+  if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+#pragma unroll
+    for (int k = 0; k < N / 2; ++k) asm volatile("" : "+r"(v.pair[k]));
+  }
+}
+
 // Widened elements [0, N) of p, as one vector if Aligned, else those below `count`; the others are 0.
 template <bool Aligned, int N, class T>
 __device__ inline void load(const T* p, int64 count, accumulate_t<T> (&x)[N]) {
