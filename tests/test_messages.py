@@ -68,17 +68,27 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
         "[layer_norm] weight must have input's dtype torch.float16 or torch.float32, got torch.bfloat16",
     ),
     (
-        lambda: raw.layer_norm_backward(r(3, 4), r(3, 4), r(3), r(3, 1), None, None, True, False, False),
-        "[layer_norm_backward] rstd must be layer_norm's own, contiguous, [3] torch.float32, got [3, 1] torch.float32",
+        lambda: raw.layer_norm_backward(r(3, 4), r(3, 4), r(3, 1), None, None, True, False, False),
+        "[layer_norm_backward] statistics must be layer_norm's own, contiguous, [3, 3] torch.float32, "
+        "got [3, 1] torch.float32",
     ),
     (
-        lambda: raw.layer_norm_backward(r(3, 4), r(3, 4), r(3, 4), r(3, 4), None, None, True, False, False),
-        "[layer_norm_backward] the statistics must have fewer dimensions than input, 2, got 2",
+        lambda: raw.layer_norm_backward(r(3, 4), r(3, 4), r(3, 4, 3), None, None, True, False, False),
+        "[layer_norm_backward] the statistics must have 1 to 2 dimensions for input's 2, got 3",
+    ),
+    (
+        lambda: raw.layer_norm_backward(r(3, 4), r(3, 4), r(), None, None, True, False, False),
+        "[layer_norm_backward] the statistics must have 1 to 2 dimensions for input's 2, got 0",
+    ),
+    (
+        lambda: raw.rms_norm_backward(r(3, 4), r(3, 4), r(3, 4), None),
+        "[rms_norm_backward] the statistics must have 0 to 1 dimensions for input's 2, got 2",
     ),
     (lambda: raw.layer_norm(r(3, 4), None, None, 3), "[layer_norm] dims must be 1 to input's 2, got 3"),
     (
-        lambda: raw.layer_norm_backward(r(3, 4), r(3, 4), r(4), r(3), None, None, True, False, False),
-        "[layer_norm_backward] centre must be layer_norm's own, contiguous, [3] torch.float32, got [4] torch.float32",
+        lambda: raw.layer_norm_backward(r(3, 4), r(3, 4), r(4, 3), None, None, True, False, False),
+        "[layer_norm_backward] statistics must be layer_norm's own, contiguous, [3, 3] torch.float32, "
+        "got [4, 3] torch.float32",
     ),
     (
         lambda: fastops.rms_norm(r(3, 4), (3,)),
@@ -118,10 +128,10 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: raw.add_layer_norm_backward(
-            r(3, 4), None, r(3, 4), r(3), r(3, dtype=torch.float64), None, None, True, False, False
+            r(3, 4), None, r(3, 4), r(3, 3, dtype=torch.float64), None, None, True, False, False
         ),
-        "[add_layer_norm_backward] rstd must be add_layer_norm's own, contiguous, [3] torch.float32, "
-        "got [3] torch.float64",
+        "[add_layer_norm_backward] statistics must be add_layer_norm's own, contiguous, [3, 3] torch.float32, "
+        "got [3, 3] torch.float64",
     ),
     (
         lambda: fastops.linear(r(3, 4), r(5, 4), None, "tanh"),

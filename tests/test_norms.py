@@ -95,13 +95,79 @@ def test_weight_offset_without_a_weight(device: torch.device) -> None:
     assert same_bits(fastops.rms_norm(x, (N,), weight_offset=1.0), fastops.rms_norm(x, (N,)))
 
 
-@pytest.mark.parametrize("at", [0, 1])
-def test_composition_with_an_outlier(at: int, device: torch.device) -> None:
-    """Small elements keep their digits wherever in the row a large one is."""
-    x = Make(device, torch.float32)(4, 4096)
-    x[:, at] = 1e6
-    expected = torch.nn.functional.layer_norm(x.double(), (4096,))
-    torch.testing.assert_close(fastops.reference.layer_norm(x, (4096,)).double(), expected, rtol=2e-5, atol=0)
+# Rows that are hard on the mean
+
+
+def layer_norms(module: Any, x: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
+    """What a module makes of x and of a gradient, without parameters."""
+    x = x.detach().requires_grad_()
+    y = module.layer_norm(x, x.shape[-1:], eps=eps)
+    grad = Make(x.device, torch.float32, seed=5)(*x.shape).to(x.dtype)
+    return y.detach(), torch.autograd.grad(y, x, grad)[0]
+
+
+def layer_norms_truth(x: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
+    wide = x.double().requires_grad_()
+    y = formulas.layer_norm(wide, x.shape[-1:], eps=eps)
+    grad = Make(x.device, torch.float32, seed=5)(*x.shape).double()
+    return y.detach(), torch.autograd.grad(y, wide, grad)[0]
+
+
+LENGTHS = (8, 61, 768, 4096, 20000, 131072)
+
+
+@pytest.mark.parametrize("module", [fastops, fastops.reference], ids=["kernels", "composition"])
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("where", ["first", "second", "middle", "last"])
+@pytest.mark.parametrize("outlier", [1e4, 1e6])
+def test_elements_keep_their_digits_beside_an_outlier(
+    module: Any, n: int, where: str, outlier: float, device: torch.device
+) -> None:
+    """Each by itself: relative errors, of elements that the mean does not cancel."""
+    x = Make(device, torch.float32)(3, n)
+    x[:, {"first": 0, "second": 1, "middle": n // 2, "last": n - 1}[where]] = outlier
+    for found, truth in zip(layer_norms(module, x), layer_norms_truth(x), strict=True):
+        scale = truth.abs().median()
+        error = (found.double() - truth).abs() / truth.abs().clamp_min(0.1 * scale)
+        assert error.max() < 2e-5
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("value", [3.0, -0.1, 1e4 / 3, 1e37])
+@every_dtype
+def test_constant_rows_give_the_bias(n: int, value: float, dtype: torch.dtype, device: torch.device) -> None:
+    if dtype == torch.float16:
+        value = min(value, 6e4)
+    x = torch.full((3, n), value, dtype=dtype, device=device)
+    bias = Make(device, dtype)(n)
+    assert same_bits(fastops.layer_norm(x, (n,), None, bias), bias.expand(3, n).contiguous())
+    found, truth = layer_norms(fastops, x)[1], layer_norms_truth(x)[1]
+    assert ulps(found, truth.cpu()) <= 8
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("value", [1e4, -123.456, 1e37])
+def test_rows_that_are_constant_but_for_the_last_bits(n: int, value: float, device: torch.device) -> None:
+    around = torch.full((3, n), value, device=device)
+    noise = torch.randint(-1, 2, (3, n), generator=torch.Generator().manual_seed(0), dtype=torch.int32).to(device)
+    x = (around.view(torch.int32) + noise).view(torch.float32)
+    for eps in (0.0, 1e-5):
+        for found, truth in zip(layer_norms(fastops, x, eps), layer_norms_truth(x, eps), strict=True):
+            assert ulps(found, truth.cpu()) <= 32
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_rows_whose_squares_overflow(n: int, device: torch.device) -> None:
+    x = Make(device, torch.float32)(3, n, scale=1e30)
+    for found, truth in zip(layer_norms(fastops, x), layer_norms_truth(x), strict=True):
+        assert ulps(found, truth.cpu()) <= 32
+
+
+def test_rows_without_columns_have_the_compositions_statistics(device: torch.device) -> None:
+    x = torch.ones(3, 0, device=device)
+    for op in ("layer_norm", "rms_norm"):
+        ours, plain = (getattr(torch.ops.fastops, f"{op}_forward{kind}")(x) for kind in ("", "_reference"))
+        assert all(same_bits(a, b) for a, b in zip(ours, plain, strict=True))
 
 
 OFFSET: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
@@ -188,12 +254,19 @@ def test_statistics_are_the_norms(
 
 
 @every_dtype
-def test_centre_is_the_distance_of_the_mean_from_the_first_element(dtype: torch.dtype, device: torch.device) -> None:
-    x = Make(device, dtype)(7, 769, shift=1000.0)
-    _, centre, rstd = torch.ops.fastops.layer_norm_forward(x, eps=0.0)
+@pytest.mark.parametrize("n", [1, 769, 20000])
+def test_statistics(dtype: torch.dtype, n: int, device: torch.device) -> None:
+    """The mean as two numbers, whose sum is closer to it than the first alone, and one over the spread."""
+    x = Make(device, dtype)(7, n, shift=1000.0)
+    _, statistics = torch.ops.fastops.layer_norm_forward(x, eps=0.5)
+    mean, shift, rstd = statistics.double().unbind(-1)
     wide = x.double()
-    torch.testing.assert_close(centre.double(), wide.mean(-1) - wide[:, 0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(1 / rstd.double(), wide.std(-1, correction=0), rtol=1e-5, atol=1e-5)
+    centred = wide - wide.mean(-1, keepdim=True)
+    centred = centred - centred.mean(-1, keepdim=True)
+    step = torch.finfo(statistics.dtype).eps
+    torch.testing.assert_close(mean, wide.mean(-1), rtol=64 * step, atol=0)
+    torch.testing.assert_close((wide - mean[:, None]).mean(-1), shift, rtol=0, atol=16 * step)
+    torch.testing.assert_close(rstd**-2, centred.square().mean(-1) + 0.5, rtol=16 * step, atol=0)
 
 
 @every_added

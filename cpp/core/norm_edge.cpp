@@ -17,6 +17,14 @@ static Shape trailing_of(const Tensor& input, int64_t dims) {
   return Shape(input.sizes().data() + input.dim() - dims, dims);
 }
 
+// The dimensions that are not normalised over, and one of a layer norm's numbers.
+static std::vector<int64_t> statistics_shape(Norm norm, const Tensor& input, int64_t dims) {
+  const Shape leading = leading_of(input, dims);
+  std::vector<int64_t> shape(leading.begin(), leading.end());
+  if (norm == Norm::layer) shape.push_back(statistics_of(norm));
+  return shape;
+}
+
 static void check_parameters(const char* op, const Tensor& input, Shape shape, const OptionalTensor& weight,
                              const OptionalTensor& bias) {
   if (weight) check_parameter(op, "weight", *weight, shape, input);
@@ -37,7 +45,7 @@ static void run_segments(Kernel* kernel, const Arguments& a, const Tensor& input
   const DType stat = accumulate_type(a.dtype);
   const int64_t segments = norm_segments(a.n, stat);
   Scratch scratch;
-  void* found = scratch.allocate(input, stat, a.rows * segments * 2);
+  auto* found = static_cast<double*>(scratch.allocate(input, DType::f64, a.rows * segments * kNormFound));
   for (Pass pass : {Pass::sums, Pass::write})
     if (pass == Pass::write || sums)
       run_on_threads(count * segments, rows_each * kNormSegmentBytes / size_of(stat) * size_of(a.dtype),
@@ -58,15 +66,11 @@ NormOutputs norm_forward(NormForwardCall c) {
   if (c.residual) check_alike(c.op, "residual", *c.residual, "input", input);
 
   const DType dtype = *dtype_of(input), stat = accumulate_type(dtype);
-  NormOutputs out{allocate(input.sizes(), input, dtype), {}, {}, {}};
+  NormOutputs out{allocate(input.sizes(), input, dtype), {}, {}};
   if (c.residual) out.sum = allocate(input.sizes(), input, dtype);
-  if (c.statistics) {
-    if (c.norm == Norm::layer) out.centre = allocate(leading_of(input, c.dims), input, stat);
-    out.rstd = allocate(leading_of(input, c.dims), input, stat);
-  }
+  if (c.statistics) out.statistics = allocate(statistics_shape(c.norm, input, c.dims), input, stat);
   if (input.numel() == 0) {
-    for (const OptionalTensor* t : {&out.centre, &out.rstd})
-      if (*t) fill_zero(**t);
+    if (out.statistics) fill_zero(*out.statistics);
     return out;
   }
 
@@ -92,8 +96,7 @@ NormOutputs norm_forward(NormForwardCall c) {
   a.eps = c.eps;
   a.output = out.output.mutable_data_ptr();
   a.sum = writable_or_null(out.sum);
-  a.centre = writable_or_null(out.centre);
-  a.rstd = writable_or_null(out.rstd);
+  a.statistics = writable_or_null(out.statistics);
   if (input.is_cuda()) {
     cuda::Launch launch(c.op, input.get_device_index());
     launch.check(norm_forward_cuda[launch.group()](a, launch.stream()));
@@ -106,26 +109,28 @@ NormOutputs norm_forward(NormForwardCall c) {
   return out;
 }
 
-static void check_statistic(const NormBackwardCall& c, const char* name, const Tensor& t, Shape leading, DType dtype) {
+static void check_statistics(const NormBackwardCall& c, Shape shape, DType dtype) {
+  const char* name = c.norm == Norm::layer ? "statistics" : "rstd";
+  const Tensor& t = c.statistics;
   check_same_device(c.op, name, t, c.input_name, c.input);
-  FASTOPS_CHECK(same_shape(t.sizes(), leading) && dtype_of(t) == dtype && t.is_contiguous(), c.op, name, " must be ",
-                c.forward_op, "'s own, contiguous, ", text_of(leading), " ", text_of(scalar_type(dtype)), ", got ",
+  FASTOPS_CHECK(same_shape(t.sizes(), shape) && dtype_of(t) == dtype && t.is_contiguous(), c.op, name, " must be ",
+                c.forward_op, "'s own, contiguous, ", text_of(shape), " ", text_of(scalar_type(dtype)), ", got ",
                 text_of(t.sizes()), " ", text_of(t.scalar_type()));
 }
 
 NormGradients norm_backward(NormBackwardCall c) {
   const Tensor& input = c.input;
-  // The statistics have the dimensions that were not normalised over.
-  const int64_t dims = input.dim() - (c.centre ? *c.centre : c.rstd).dim();
-  FASTOPS_CHECK(dims >= 1, c.op, "the statistics must have fewer dimensions than ", c.input_name, ", ", input.dim(),
-                ", got ", input.dim() - dims);
-  const Shape shape = trailing_of(input, dims), leading = leading_of(input, dims);
+  // The statistics have the dimensions that were not normalised over, a layer norm's one more.
+  const int64_t extra = c.norm == Norm::layer, dims = input.dim() - c.statistics.dim() + extra;
+  FASTOPS_CHECK(dims >= 1 && dims <= input.dim(), c.op, "the statistics must have ", extra, " to ",
+                input.dim() - 1 + extra, " dimensions for ", c.input_name, "'s ", input.dim(), ", got ",
+                c.statistics.dim());
+  const Shape shape = trailing_of(input, dims);
   check_parameters(c.op, input, shape, c.weight, c.bias);
   check_alike(c.op, "grad", c.grad, c.input_name, input);
   if (c.grad_sum) check_alike(c.op, "grad_sum", *c.grad_sum, c.input_name, input);
   const DType dtype = *dtype_of(input), stat = accumulate_type(dtype);
-  if (c.centre) check_statistic(c, "centre", *c.centre, leading, stat);
-  check_statistic(c, "rstd", c.rstd, leading, stat);
+  check_statistics(c, statistics_shape(c.norm, input, dims), stat);
 
   auto allocate_parameter = [&](bool needed, const OptionalTensor& like) {
     const DType own = like ? *dtype_of(*like) : dtype;
@@ -157,8 +162,7 @@ NormGradients norm_backward(NormBackwardCall c) {
   a.grad_sum_stride = g_sum.stride;
   a.input = x.data();
   a.input_stride = x.stride;
-  a.centre = data_or_null(c.centre);
-  a.rstd = c.rstd.const_data_ptr();
+  a.statistics = c.statistics.const_data_ptr();
   a.weight = data_or_null(c.weight);
   a.weight_offset = c.weight_offset;
   a.grad_input = c.need_input ? out.input.mutable_data_ptr() : nullptr;

@@ -8,8 +8,8 @@ namespace fastops {
 
 struct NormOutputs {
   Tensor output;
-  OptionalTensor sum;           // with a residual
-  OptionalTensor centre, rstd;  // where statistics are asked for; centre of a layer norm
+  OptionalTensor sum;         // with a residual
+  OptionalTensor statistics;  // where they are asked for
 };
 
 struct NormGradients {
@@ -35,9 +35,8 @@ struct NormBackwardCall {
   const Tensor& grad;
   const Tensor* grad_sum;  // null: none
   const char* input_name;
-  const Tensor& input;   // what was normalised
-  const Tensor* centre;  // null for rms
-  const Tensor& rstd;
+  const Tensor& input;       // what was normalised
+  const Tensor& statistics;  // the forward's
   OptionalTensor weight, bias;
   double weight_offset;
   bool need_input, need_weight, need_bias;

@@ -44,7 +44,7 @@ struct NormBackward {
   const void* input;  // what was normalised: the input or the sum
   int64_t input_stride;
   const void* statistics;  // as the forward wrote them
-  const void* weight;  // null: 1
+  const void* weight;      // null: 1
   double weight_offset;
   void* grad_input;  // rows·n, dense; null: not asked for
   void* partial;     // [chunks, sums, n] for weight and, for layer, bias; null: neither asked for
@@ -63,9 +63,10 @@ enum class Pass { sums, write };
 using NormForwardCpu = void(const NormForward&, int64_t row_begin, int64_t row_end);
 using NormBackwardCpu = void(const NormBackward&, int64_t chunk_begin, int64_t chunk_end);
 // Few long rows, their segments shared out: segment s of row r, backward of chunk r, is task r·segments + s. A first pass
-// over all tasks writes `found`, [rows, segments, 2]; the second reads it. Bits as without passes.
-using NormForwardSegmentsCpu = void(const NormForward&, Pass, void* found, int64_t task_begin, int64_t task_end);
-using NormBackwardSegmentsCpu = void(const NormBackward&, Pass, void* found, int64_t task_begin, int64_t task_end);
+// over all tasks writes `found`, [rows, segments, kNormFound]; the second reads it. Bits as without passes.
+constexpr int64_t kNormFound = 3;
+using NormForwardSegmentsCpu = void(const NormForward&, Pass, double* found, int64_t task_begin, int64_t task_end);
+using NormBackwardSegmentsCpu = void(const NormBackward&, Pass, double* found, int64_t task_begin, int64_t task_end);
 using NormForwardCuda = int(const NormForward&, void* stream);
 using NormBackwardCuda = int(const NormBackward&, void* stream);
 // Sets how many chunks of rows the CUDA backward makes on the current device.

@@ -1,4 +1,4 @@
-// With g = grad·weight, for rms grad·(weight + weight_offset), and h = (x - mean)·rstd, for rms x·rstd:
+// With g = grad·weight, for rms grad·(weight + weight_offset), and h = (x - mean)·rstd - shift·rstd, for rms x·rstd:
 //   layer: grad_input = rstd·(g - mean(g) - h·mean(g·h)),   rms: grad_input = rstd·(g - h·mean(g·h))
 //   grad_weight = sum over rows of grad·h,   grad_bias = of grad
 //
@@ -29,7 +29,7 @@ struct Backward {
     int64_t rows;
     const T *x[W], *grad[W], *grad_sum[W];
     T* grad_input[W];
-    alignas(64) A origin[W], centre[W], rstd[W], mean_g[W], mean_gh[W];
+    alignas(64) A mean[W], shift[W], rstd[W], mean_g[W], mean_gh[W];
   };
 
   FASTOPS_INLINE void begin(Block& block, int64_t row, int64_t rows) const {
@@ -39,27 +39,27 @@ struct Backward {
       block.grad[r] = static_cast<const T*>(a.grad) + (row + r) * a.grad_stride;
       block.grad_sum[r] = a.grad_sum ? static_cast<const T*>(a.grad_sum) + (row + r) * a.grad_sum_stride : nullptr;
       block.grad_input[r] = a.grad_input ? static_cast<T*>(a.grad_input) + (row + r) * a.n : nullptr;
-      block.rstd[r] = static_cast<const A*>(a.rstd)[row + r];
+      const A* statistics = static_cast<const A*>(a.statistics) + (row + r) * statistics_of(a.norm);
       if constexpr (Layer) {
-        block.origin[r] = load_first(block.x[r], 1)[0];
-        block.centre[r] = static_cast<const A*>(a.centre)[row + r];
+        block.mean[r] = statistics[0];
+        block.shift[r] = statistics[1];
+        block.rstd[r] = statistics[2];
+      } else {
+        block.rstd[r] = statistics[0];
       }
     }
   }
 
-  static FASTOPS_INLINE V centred(const Block& block, int64_t r, V x) {
-    return Layer ? x - block.origin[r] - block.centre[r] : x;
-  }
-
-  // The sums of g·(h / rstd) and of g over columns [j, j + count), a lane for each row. Compiled once, as write_columns
+  // The sums of g·(x - mean), for rms of g·x, and of g over columns [j, j + count), a lane for each row. Compiled once, as write_columns
   // is, so that products fuse into sums in one way whoever calls.
   __attribute__((noinline)) void sum_columns(const Block& block, int64_t j, int64_t count, const A* w, V* found) const {
     row_sums<V> sums[kSums];
     for (int64_t r = 0; r < block.rows; ++r) {
       const T *x = block.x[r] + j, *grad = block.grad[r] + j;
+      const V mean = V{} + block.mean[r];
       const auto of_row = sum_vectors<V, kSums>(count, [&](int64_t i, auto part, V* s) {
         const V g = product(load(grad + i, part), load(w + i, part));
-        s[0] = g * keep(centred(block, r, load(x + i, part)), part);
+        s[0] = g * (Layer ? keep(load(x + i, part) - mean, part) : load(x + i, part));
         if constexpr (Layer) s[1] = g;
       });
       for (int k = 0; k < kSums; ++k) sums[k].of_row[r] = of_row.values[k];
@@ -68,7 +68,8 @@ struct Backward {
   }
 
   FASTOPS_INLINE void set_means(Block& block, const V* totals) const {
-    store(block.mean_gh, totals[0] * load(block.rstd) / like(V{}, a.n));
+    const V gd = Layer ? totals[0] - totals[1] * load(block.shift) : totals[0];
+    store(block.mean_gh, gd * load(block.rstd) / like(V{}, a.n));
     if constexpr (Layer) store(block.mean_g, totals[1] / like(V{}, a.n));
   }
 
@@ -81,7 +82,7 @@ struct Backward {
       // What the stores below could overwrite, for all that the compiler knows, is read before them.
       const T *x = block.x[r] + j, *grad = block.grad[r] + j, *grad_sum = block.grad_sum[r];
       T* grad_input = block.grad_input[r];
-      const V origin = V{} + block.origin[r], centre = V{} + block.centre[r], rstd = V{} + block.rstd[r];
+      const V mean = V{} + block.mean[r], rstd = V{} + block.rstd[r], shift = rstd * block.shift[r];
       const V mean_g = V{} + block.mean_g[r], mean_gh = V{} + block.mean_gh[r];
       V g[Vectors], h[Vectors];
 #pragma GCC unroll 4
@@ -91,8 +92,7 @@ struct Backward {
           __builtin_prefetch(grad + grad_ahead + k * W);
         }
         h[k] = load(x + k * W, part);
-        if constexpr (Layer) h[k] = h[k] - origin - centre;
-        h[k] *= rstd;
+        h[k] = Layer ? (h[k] - mean) * rstd - shift : h[k] * rstd;
         g[k] = load(grad + k * W, part);
         weight_sum[k] += g[k] * h[k];
         if constexpr (Layer) bias_sum[k] += g[k];
@@ -167,16 +167,16 @@ struct Backward {
   }
 
   // Segments [first, last) of a chunk's rows.
-  void segments(Pass pass, A* sums, int64_t chunk, int64_t of_row, int64_t first, int64_t last) const {
+  void segments(Pass pass, double* found, int64_t chunk, int64_t of_row, int64_t first, int64_t last) const {
     Room<A> room;
-    auto at = [&](int64_t row, int64_t segment) { return sums + 2 * (row * of_row + segment); };
+    auto at = [&](int64_t row, int64_t segment) { return found + kNormFound * (row * of_row + segment); };
     for_blocks(chunk, [&](Block& block, int64_t row, bool fresh, A* partial) {
-      V found[kSums] = {};
+      V totals[kSums] = {};
       if (pass == Pass::write && a.grad_input) {
         for (int64_t r = 0; r < block.rows; ++r)
           for (int64_t s = 0; s < of_row; ++s)
-            for (int k = 0; k < kSums; ++k) found[k][r] += at(row + r, s)[k];
-        set_means(block, found);
+            for (int k = 0; k < kSums; ++k) totals[k][r] += static_cast<A>(at(row + r, s)[k]);
+        set_means(block, totals);
       }
       for (int64_t s = first; s < last; ++s) {
         const int64_t j = s * kSegment<A>, count = a.n - j < kSegment<A> ? a.n - j : kSegment<A>;
@@ -185,9 +185,9 @@ struct Backward {
           write_columns(block, j, count, w, partial, fresh);
           continue;
         }
-        sum_columns(block, j, count, w, found);
+        sum_columns(block, j, count, w, totals);
         for (int64_t r = 0; r < block.rows; ++r)
-          for (int k = 0; k < kSums; ++k) at(row + r, s)[k] = found[k][r];
+          for (int k = 0; k < kSums; ++k) at(row + r, s)[k] = totals[k][r];
       }
     });
   }
@@ -201,14 +201,14 @@ void backward(const NormBackward& a, int64_t chunk_begin, int64_t chunk_end) {
 }
 
 template <class T, bool Layer>
-void segments(const NormBackward& a, Pass pass, void* found, int64_t task_begin, int64_t task_end) {
+void segments(const NormBackward& a, Pass pass, double* found, int64_t task_begin, int64_t task_end) {
   using A = accumulate_t<T>;
   const Backward<T, Layer> b{a};
   const int64_t of_row = (a.n + kSegment<A> - 1) / kSegment<A>;
   for (int64_t task = task_begin; task < task_end;) {
     const int64_t first = task % of_row, left = task_end - task;
     const int64_t last = first + left < of_row ? first + left : of_row;
-    b.segments(pass, static_cast<A*>(found), task / of_row, of_row, first, last);
+    b.segments(pass, found, task / of_row, of_row, first, last);
     task += last - first;
   }
   if (b.past_caches) end_of_stream();
@@ -224,7 +224,7 @@ void norm_backward(const NormBackward& a, int64_t chunk_begin, int64_t chunk_end
   });
 }
 
-void norm_backward_segments(const NormBackward& a, Pass pass, void* found, int64_t task_begin, int64_t task_end) {
+void norm_backward_segments(const NormBackward& a, Pass pass, double* found, int64_t task_begin, int64_t task_end) {
   dispatch(a.dtype, [&](auto t) {
     using T = typename decltype(t)::type;
     a.norm == Norm::layer ? segments<T, true>(a, pass, found, task_begin, task_end)

@@ -1,16 +1,16 @@
 // layer: y = (x - mean)·rstd·weight + bias,   rms: y = x·rstd·(weight + weight_offset)
 //
-// The rows are centred in two steps, first by their first element, which is exact where it matters: far from 0. The
-// spread is then that of centred values, with nothing to cancel.
+// A layer norm reads a row three times, from L1 after the first: for its mean, for the sums of d = x - mean and of d², to
+// write. `mean` need not be the row's mean to the last bit: shift, the mean of d, has the rest.
 #include "kernels/norm_rows.h"
 
 namespace fastops::FASTOPS_ISA {
 namespace {
 
-// What is left of a sum of squares that is not below 0, and 1 / sqrt(mean + eps) of it.
+// 1 / sqrt(square + eps)
 template <class V>
-FASTOPS_INLINE V rstd_of(V squares, int64_t n, double eps) {
-  const V spread = squares / like(V{}, n) + like(V{}, eps);
+FASTOPS_INLINE V rstds_of(V square, double eps) {
+  const V spread = square + like(V{}, eps);
   V root;
   constexpr int lanes = sizeof(V) / sizeof(V{}[0]);
   for (int k = 0; k < lanes; ++k)
@@ -18,13 +18,43 @@ FASTOPS_INLINE V rstd_of(V squares, int64_t n, double eps) {
   return 1 / root;
 }
 
-// The mean and the squared distances from it of ever more segments, in f64.
+// Of a row or of a segment: what was taken as mean, the distance of the mean from it, the mean of the squared distances
+// from the mean.
+struct Spread {
+  double mean, shift, variance;
+};
+
+// Whether E[d²] - shift² is a variance: no square overflowed, and shift is not nearly all of it.
+template <class A>
+FASTOPS_INLINE bool holds(A shift, A variance) {
+  return variance * 1024 >= shift * shift && variance < static_cast<A>(__builtin_inf());
+}
+
+// Where it does not: rows that are constant but for rounding, or huge, in f64 and from a better mean.
+template <class A>
+__attribute__((noinline)) Spread measure_again(const A* x, int64_t count) {
+  const double each = 1 / static_cast<double>(count);
+  double mean = 0, distance = 0;
+  for (int64_t i = 0; i < count; ++i) mean += x[i] * each;
+  for (int64_t i = 0; i < count; ++i) distance += (x[i] - mean) * each;
+  const A rounded = static_cast<A>(mean + distance);
+  double shift = 0, square = 0;
+  for (int64_t i = 0; i < count; ++i) shift += (x[i] - static_cast<double>(rounded)) * each;
+  for (int64_t i = 0; i < count; ++i) {
+    const double d = x[i] - static_cast<double>(rounded) - shift;
+    square += d * d * each;
+  }
+  return {rounded, shift, square};
+}
+
+// Of ever more segments: the mean, as a distance from the first one's, and the squared distances from it.
 struct Moments {
-  double count = 0, mean = 0, squares = 0;
-  __attribute__((noinline)) void add(double n, double segment_mean, double segment_squares) {
-    const double distance = segment_mean - mean, all = count + n;
+  double origin = 0, count = 0, mean = 0, squares = 0;
+  __attribute__((noinline)) void add(double n, Spread segment) {
+    if (count == 0) origin = segment.mean;
+    const double distance = (segment.mean - origin) + segment.shift - mean, all = count + n;
     mean += distance * (n / all);
-    squares += segment_squares + distance * distance * (count * n / all);
+    squares += segment.variance * n + distance * distance * (count * n / all);
     count = all;
   }
 };
@@ -38,6 +68,8 @@ struct Forward {
   using A = accumulate_t<T>;
   using V = typename simd<A>::vec;
   static constexpr int64_t W = simd<A>::size;
+
+  static constexpr bool kWidens = sizeof(T) != sizeof(A);
 
   const NormForward& a;
   Parameter<A> weight{a.weight, a.parameter, 1, Layer ? A(0) : A(a.weight_offset)};
@@ -56,56 +88,61 @@ struct Forward {
     return a.residual ? static_cast<const T*>(a.sum) + row * a.n + j : input(row, j);
   }
 
-  FASTOPS_INLINE A first_of(int64_t row) const {
-    const V x = load_first(input(row, 0), 1);
-    return (a.residual ? rounded<T>(x + load_first(residual(row, 0), 1)) : x)[0];
-  }
-
-  // Elements [j, j + count) of a row into `x`: as they are, or less the row's first element. Their sum, or that of the
-  // squares of an rms norm.
-  FASTOPS_INLINE V read(int64_t row, int64_t j, int64_t count, A origin, A* x) const {
-    auto term = [&](int64_t i, auto part, V v, V* s) {
-      if constexpr (Layer) v = keep(v - origin, part);
-      store(x + i, v);
-      s[0] = Layer ? v : v * v;
+  // Elements [j, j + count) of a row, of the half types widened into `x`. What they sum up to, each times `factor`, or
+  // the squares of an rms norm.
+  FASTOPS_INLINE V read(int64_t row, int64_t j, int64_t count, A factor, A* x) const {
+    auto term = [&](int64_t i, V v, V* s) {
+      if constexpr (kWidens) store(x + i, v);
+      s[0] = v * (Layer ? V{} + factor : v);
     };
     const T* from = input(row, j);
     if (!a.residual)
-      return sum_vectors<V, 1>(count, [&](int64_t i, auto part, V* s) { term(i, part, load(from + i, part), s); })
-          .values[0];
+      return sum_vectors<V, 1>(count, [&](int64_t i, auto part, V* s) { term(i, load(from + i, part), s); }).values[0];
     const T* other = residual(row, j);
     T* sum = static_cast<T*>(a.sum) + row * a.n + j;
     return sum_vectors<V, 1>(count,
                              [&](int64_t i, auto part, V* s) {
                                const V v = load(from + i, part) + load(other + i, part);
                                store(sum + i, part, v);
-                               term(i, part, rounded<T>(v), s);
+                               term(i, rounded<T>(v), s);
                              })
         .values[0];
   }
-
-  // x less its centre, in place, and the sum of the squares.
-  FASTOPS_INLINE V centre_and_square(int64_t count, A centre, A* x) const {
-    return sum_vectors<V, 1>(count,
-                             [&](int64_t i, auto part, V* s) {
-                               const V v = keep(load(x + i) - centre, part);
-                               store(x + i, v);
-                               s[0] = v * v;
-                             })
-        .values[0];
+  // Where they then lie.
+  FASTOPS_INLINE const A* held(int64_t row, int64_t j, const A* x) const {
+    if constexpr (kWidens)
+      return x;
+    else
+      return source(row, j);
   }
 
-  // Columns [j, j + count) of the output, from centred(i, part).
-  template <class F>
-  FASTOPS_INLINE void write(int64_t row, int64_t j, int64_t count, A rstd, const A* w, const A* b, int64_t step,
-                            F centred) const {
+  // The sums of d = x - mean and of d².
+  FASTOPS_INLINE lane_sums<V, 2> distances(int64_t count, A mean, const A* x) const {
+    return sum_vectors<V, 2>(count, [&](int64_t i, auto part, V* s) {
+      s[0] = keep(load(x + i, part) - mean, part);
+      s[1] = s[0] * s[0];
+    });
+  }
+
+  struct Row {
+    A mean, shift, rstd;
+  };
+
+  // Columns [j, j + count) of the output, from the elements at x; those `step` rows on are fetched.
+  template <class X>
+  FASTOPS_INLINE void write(int64_t row, int64_t j, int64_t count, const Row& of, const X* x, const A* w, const A* b,
+                            int64_t step) const {
     T* y = static_cast<T*>(a.output) + row * a.n + j;
     const T* ahead = input(row + step, j);
+    const V mean = V{} + of.mean, rstd = V{} + of.rstd, shift = V{} + of.shift * of.rstd;
     auto all = [&](auto put) {
       for_vectors<V>(count, [&](int64_t i, auto part) {
-        V v = centred(i, part) * rstd * load(w + i, part);
+        V v = load(x + i, part);
         __builtin_prefetch(ahead + i);
-        if constexpr (Layer) v += load(b + i, part);
+        if constexpr (Layer)
+          v = ((v - mean) * rstd - shift) * load(w + i, part) + load(b + i, part);
+        else
+          v = v * rstd * load(w + i, part);
         put(y + i, part, v);
       });
     };
@@ -115,10 +152,19 @@ struct Forward {
       all([](T* p, auto part, V v) { put<false>(p, part, v); });
   }
 
-  FASTOPS_INLINE void save(int64_t row, int64_t rows, V centre, V rstd) const {
-    if (Layer && a.centre) store_some(static_cast<A*>(a.centre) + row, rows, centre);
-    if (a.rstd) store_some(static_cast<A*>(a.rstd) + row, rows, rstd);
+  FASTOPS_INLINE void save(int64_t row, const Row& of) const {
+    if (!a.statistics) return;
+    A* to = static_cast<A*>(a.statistics) + row * statistics_of(a.norm);
+    if constexpr (Layer) {
+      to[0] = of.mean;
+      to[1] = of.shift;
+      to[2] = of.rstd;
+    } else {
+      to[0] = of.rstd;
+    }
   }
+
+  FASTOPS_INLINE A rstd_of(double variance) const { return static_cast<A>(1 / __builtin_sqrt(variance + a.eps)); }
 
   // As many rows at once as fit into one segment.
   void short_rows(int64_t row_begin, int64_t row_end) const {
@@ -127,91 +173,108 @@ struct Forward {
     const int64_t fitting = kBlock<A> / padded, step = fitting < 1 ? 1 : fitting < W ? fitting : W;
     const A* w = weight.at(0, n, weight_room.values);
     const A* b = Layer ? bias.at(0, n, bias_room.values) : nullptr;
-    alignas(64) A centres[W], rstds[W];
-    row_sums<V> sums;
+    const A each = 1 / static_cast<A>(n);
+    alignas(64) A means[W] = {}, shifts[W] = {}, variances[W], rstds[W];
+    row_sums<V> sums, squares;
     for (int64_t row = row_begin; row < row_end; row += step) {
       const int64_t rows = row_end - row < step ? row_end - row : step;
-      for (int64_t r = 0; r < rows; ++r)
-        sums.of_row[r] = read(row + r, 0, n, Layer ? first_of(row + r) : A(0), x.values + r * padded);
-      V squares = sums.finish(rows), centre = {};
+      auto held_of = [&](int64_t r) { return held(row + r, 0, x.values + r * padded); };
+      for (int64_t r = 0; r < rows; ++r) sums.of_row[r] = read(row + r, 0, n, each, x.values + r * padded);
+      V square = sums.finish(rows);
       if constexpr (Layer) {
-        centre = squares / like(V{}, n);
-        store(centres, centre);
-        for (int64_t r = 0; r < rows; ++r) sums.of_row[r] = centre_and_square(n, centres[r], x.values + r * padded);
-        squares = sums.finish(rows);
+        store(means, square);
+        for (int64_t r = 0; r < rows; ++r) {
+          const auto found = distances(n, means[r], held_of(r));
+          sums.of_row[r] = found.values[0];
+          squares.of_row[r] = found.values[1];
+        }
+        const V shift = sums.finish(rows) * each;
+        square = squares.finish(rows) * each - shift * shift;
+        store(shifts, shift);
+        store(variances, square);
+      } else {
+        square *= each;
       }
-      const V rstd = rstd_of(squares, n, a.eps);
-      store(rstds, rstd);
-      save(row, rows, centre, rstd);
+      store(rstds, rstds_of(square, a.eps));
+      for (int64_t r = 0; Layer && r < rows; ++r)
+        if (!holds(shifts[r], variances[r])) [[unlikely]] {
+          const Spread better = measure_again(held_of(r), n);
+          means[r] = static_cast<A>(better.mean);
+          shifts[r] = static_cast<A>(better.shift);
+          rstds[r] = rstd_of(better.variance);
+        }
       for (int64_t r = 0; r < rows; ++r) {
-        const A* from = x.values + r * padded;
-        write(row + r, 0, n, rstds[r], w, b, step, [&](int64_t i, auto) { return load(from + i); });
+        const Row of{means[r], shifts[r], rstds[r]};
+        save(row + r, of);
+        write(row + r, 0, n, of, held_of(r), w, b, step);
       }
     }
   }
-
-  struct Segment {
-    A mean, squares;  // the mean less the row's first element
-  };
-  struct Row {
-    A origin, centre, rstd;
-  };
 
   FASTOPS_INLINE int64_t count_at(int64_t j) const { return a.n - j < kSegment<A> ? a.n - j : kSegment<A>; }
-  FASTOPS_INLINE A origin_of(int64_t row) const { return Layer ? first_of(row) : A(0); }
 
   // Compiled once, as Moments::add is, so that products fuse into sums in one way whoever calls.
-  __attribute__((noinline)) Segment measure(int64_t row, int64_t j) const {
+  __attribute__((noinline)) Spread measure(int64_t row, int64_t j) const {
     Room<A> x;
     const int64_t count = count_at(j);
-    A sum = sum_lanes(read(row, j, count, origin_of(row), x.values));
-    if constexpr (!Layer) return {0, sum};
-    const A mean = sum / static_cast<A>(count);
-    return {mean, sum_lanes(centre_and_square(count, mean, x.values))};
+    const A each = 1 / static_cast<A>(count);
+    const A sum = sum_lanes(read(row, j, count, each, x.values));
+    if constexpr (!Layer) return {0, 0, sum * static_cast<double>(each)};
+    const A* from = held(row, j, x.values);
+    const auto found = distances(count, sum, from);
+    const A shift = sum_lanes(found.values[0]) * each;
+    const A variance = sum_lanes(found.values[1]) * each - shift * shift;
+    if (!holds(shift, variance)) [[unlikely]]
+      return measure_again(from, count);
+    return {sum, shift, variance};
   }
 
-  // of(j) is the segment that begins at element j.
-  template <class F>
-  FASTOPS_INLINE Row combine(int64_t row, F of) const {
-    Moments moments;
-    for (int64_t j = 0; j < a.n; j += kSegment<A>) {
-      const Segment s = of(j);
-      moments.add(count_at(j), s.mean, s.squares);
-    }
-    const V centre = like(V{}, moments.mean), rstd = rstd_of(like(V{}, moments.squares), a.n, a.eps);
-    return {origin_of(row), centre[0], rstd[0]};
+  Row row_of(const Moments& moments) const {
+    const double mean = moments.origin + moments.mean, back = mean - moments.origin;
+    const double rest = (moments.origin - (mean - back)) + (moments.mean - back);  // what that sum's rounding took
+    const A rounded = static_cast<A>(mean);
+    const double shift = (mean - rounded) + rest, square = moments.squares / static_cast<double>(a.n);
+    return {rounded, static_cast<A>(shift), rstd_of(square)};
   }
 
   __attribute__((noinline)) void write_segment(int64_t row, int64_t j, const Row& known, int64_t step) const {
     Room<A> weight_room, bias_room;
     const int64_t count = count_at(j);
-    const T* from = source(row, j);
-    if (j == 0) save(row, 1, V{} + known.centre, V{} + known.rstd);
-    write(row, j, count, known.rstd, weight.at(j, count, weight_room.values),
-          Layer ? bias.at(j, count, bias_room.values) : nullptr, step, [&](int64_t i, auto part) {
-            const V v = load(from + i, part);
-            return Layer ? v - known.origin - known.centre : v;
-          });
+    if (j == 0) save(row, known);
+    write(row, j, count, known, source(row, j), weight.at(j, count, weight_room.values),
+          Layer ? bias.at(j, count, bias_room.values) : nullptr, step);
   }
 
   void long_rows(int64_t row_begin, int64_t row_end) const {
     for (int64_t row = row_begin; row < row_end; ++row) {
-      const Row known = combine(row, [&](int64_t j) { return measure(row, j); });
+      Moments moments;
+      for (int64_t j = 0; j < a.n; j += kSegment<A>) moments.add(count_at(j), measure(row, j));
+      const Row known = row_of(moments);
       for (int64_t j = 0; j < a.n; j += kSegment<A>) write_segment(row, j, known, 1);
     }
   }
 
-  void segments(Pass pass, Segment* found, int64_t task_begin, int64_t task_end) const {
+  void segments(Pass pass, double* found, int64_t task_begin, int64_t task_end) const {
     const int64_t of_row = (a.n + kSegment<A> - 1) / kSegment<A>;
     Row known;
     for (int64_t task = task_begin; task < task_end; ++task) {
       const int64_t row = task / of_row, j = task % of_row * kSegment<A>;
+      double* at = found + kNormFound * task;
       if (pass == Pass::sums) {
-        found[task] = measure(row, j);
+        const Spread s = measure(row, j);
+        at[0] = s.mean;
+        at[1] = s.shift;
+        at[2] = s.variance;
         continue;
       }
-      if (task == task_begin || j == 0)
-        known = combine(row, [&](int64_t i) { return found[row * of_row + i / kSegment<A>]; });
+      if (task == task_begin || j == 0) {
+        Moments moments;
+        for (int64_t i = 0; i < of_row; ++i) {
+          const double* s = found + kNormFound * (row * of_row + i);
+          moments.add(count_at(i * kSegment<A>), {s[0], s[1], s[2]});
+        }
+        known = row_of(moments);
+      }
       write_segment(row, j, known, 0);
     }
   }
@@ -225,9 +288,9 @@ void forward(const NormForward& a, int64_t row_begin, int64_t row_end) {
 }
 
 template <class T, bool Layer>
-void segments(const NormForward& a, Pass pass, void* found, int64_t task_begin, int64_t task_end) {
+void segments(const NormForward& a, Pass pass, double* found, int64_t task_begin, int64_t task_end) {
   const Forward<T, Layer> f{a};
-  f.segments(pass, static_cast<typename Forward<T, Layer>::Segment*>(found), task_begin, task_end);
+  f.segments(pass, found, task_begin, task_end);
   if (f.past_caches) end_of_stream();
 }
 
@@ -240,7 +303,7 @@ void norm_forward(const NormForward& a, int64_t row_begin, int64_t row_end) {
   });
 }
 
-void norm_forward_segments(const NormForward& a, Pass pass, void* found, int64_t task_begin, int64_t task_end) {
+void norm_forward_segments(const NormForward& a, Pass pass, double* found, int64_t task_begin, int64_t task_end) {
   dispatch(a.dtype, [&](auto t) {
     using T = typename decltype(t)::type;
     a.norm == Norm::layer ? segments<T, true>(a, pass, found, task_begin, task_end)

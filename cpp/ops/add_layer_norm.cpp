@@ -5,7 +5,6 @@ namespace fastops::ops {
 
 using Pair = std::tuple<Tensor, Tensor>;
 using Triple = std::tuple<Tensor, Tensor, Tensor>;
-using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 static NormOutputs forward(const Tensor& input, const Tensor& residual, OptionalTensor& weight, OptionalTensor& bias,
                            int64_t dims, double eps, bool statistics) {
@@ -29,20 +28,20 @@ Pair add_layer_norm(const Tensor& input, const Tensor& residual, OptionalTensor 
   return {std::move(r.output), *std::move(r.sum)};
 }
 
-Four add_layer_norm_forward(const Tensor& input, const Tensor& residual, OptionalTensor weight, OptionalTensor bias,
-                            int64_t dims, double eps) {
+Triple add_layer_norm_forward(const Tensor& input, const Tensor& residual, OptionalTensor weight, OptionalTensor bias,
+                              int64_t dims, double eps) {
   if (!kernels_take(input))
-    return call<Four>("fastops::add_layer_norm_forward_reference", input, residual, weight, bias, dims, eps);
+    return call<Triple>("fastops::add_layer_norm_forward_reference", input, residual, weight, bias, dims, eps);
   NormOutputs r = forward(input, residual, weight, bias, dims, eps, true);
-  return {std::move(r.output), *std::move(r.sum), *std::move(r.centre), *std::move(r.rstd)};
+  return {std::move(r.output), *std::move(r.sum), *std::move(r.statistics)};
 }
 
 // The first gradient is that of input and of residual. Outputs that are not asked for are empty tensors.
-Triple add_layer_norm_backward(const Tensor& grad, OptionalTensor grad_sum, const Tensor& sum, const Tensor& centre,
-                               const Tensor& rstd, OptionalTensor weight, OptionalTensor bias, bool need_input,
-                               bool need_weight, bool need_bias, double eps) {
+Triple add_layer_norm_backward(const Tensor& grad, OptionalTensor grad_sum, const Tensor& sum, const Tensor& statistics,
+                               OptionalTensor weight, OptionalTensor bias, bool need_input, bool need_weight,
+                               bool need_bias, double eps) {
   if (!kernels_take(sum))
-    return call<Triple>("fastops::add_layer_norm_backward_reference", grad, grad_sum, sum, centre, rstd, weight, bias,
+    return call<Triple>("fastops::add_layer_norm_backward_reference", grad, grad_sum, sum, statistics, weight, bias,
                         need_input, need_weight, need_bias, eps);
   NormGradients r = norm_backward({.op = "add_layer_norm_backward",
                                    .forward_op = "add_layer_norm",
@@ -51,8 +50,7 @@ Triple add_layer_norm_backward(const Tensor& grad, OptionalTensor grad_sum, cons
                                    .grad_sum = tensor_or_null(grad_sum),
                                    .input_name = "sum",
                                    .input = sum,
-                                   .centre = &centre,
-                                   .rstd = rstd,
+                                   .statistics = statistics,
                                    .weight = std::move(weight),
                                    .bias = std::move(bias),
                                    .weight_offset = 0,
@@ -68,10 +66,10 @@ FASTOPS_OP("add_layer_norm",
            add_layer_norm);
 FASTOPS_OP("add_layer_norm_forward",
            "(Tensor input, Tensor residual, Tensor? weight=None, Tensor? bias=None, int dims=1, float eps=1e-05)"
-           " -> (Tensor, Tensor, Tensor, Tensor)",
+           " -> (Tensor, Tensor, Tensor)",
            add_layer_norm_forward);
 FASTOPS_OP("add_layer_norm_backward",
-           "(Tensor grad, Tensor? grad_sum, Tensor sum, Tensor centre, Tensor rstd, Tensor? weight, Tensor? bias, "
+           "(Tensor grad, Tensor? grad_sum, Tensor sum, Tensor statistics, Tensor? weight, Tensor? bias, "
            "bool need_input=True, bool need_weight=True, bool need_bias=True, float eps=1e-05)"
            " -> (Tensor, Tensor, Tensor)",
            add_layer_norm_backward);

@@ -33,7 +33,7 @@ Triple add_rms_norm_forward(const Tensor& input, const Tensor& residual, Optiona
   if (!kernels_take(input))
     return call<Triple>("fastops::add_rms_norm_forward_reference", input, residual, weight, dims, eps, weight_offset);
   NormOutputs r = forward(input, residual, weight, dims, eps, weight_offset, true);
-  return {std::move(r.output), *std::move(r.sum), *std::move(r.rstd)};
+  return {std::move(r.output), *std::move(r.sum), *std::move(r.statistics)};
 }
 
 // The first gradient is that of input and of residual. Outputs that are not asked for are empty tensors.
@@ -50,8 +50,7 @@ Pair add_rms_norm_backward(const Tensor& grad, OptionalTensor grad_sum, const Te
                                    .grad_sum = tensor_or_null(grad_sum),
                                    .input_name = "sum",
                                    .input = sum,
-                                   .centre = nullptr,
-                                   .rstd = rstd,
+                                   .statistics = rstd,
                                    .weight = std::move(weight),
                                    .bias = {},
                                    .weight_offset = weight_offset,

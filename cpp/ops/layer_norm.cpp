@@ -3,6 +3,7 @@
 
 namespace fastops::ops {
 
+using Pair = std::tuple<Tensor, Tensor>;
 using Triple = std::tuple<Tensor, Tensor, Tensor>;
 
 static NormOutputs forward(const Tensor& input, OptionalTensor& weight, OptionalTensor& bias, int64_t dims, double eps,
@@ -24,19 +25,17 @@ Tensor layer_norm(const Tensor& input, OptionalTensor weight, OptionalTensor bia
   return forward(input, weight, bias, dims, eps, false).output;
 }
 
-Triple layer_norm_forward(const Tensor& input, OptionalTensor weight, OptionalTensor bias, int64_t dims, double eps) {
-  if (!kernels_take(input))
-    return call<Triple>("fastops::layer_norm_forward_reference", input, weight, bias, dims, eps);
+Pair layer_norm_forward(const Tensor& input, OptionalTensor weight, OptionalTensor bias, int64_t dims, double eps) {
+  if (!kernels_take(input)) return call<Pair>("fastops::layer_norm_forward_reference", input, weight, bias, dims, eps);
   NormOutputs r = forward(input, weight, bias, dims, eps, true);
-  return {std::move(r.output), *std::move(r.centre), *std::move(r.rstd)};
+  return {std::move(r.output), *std::move(r.statistics)};
 }
 
 // Outputs that are not asked for are empty tensors.
-Triple layer_norm_backward(const Tensor& grad, const Tensor& input, const Tensor& centre, const Tensor& rstd,
-                           OptionalTensor weight, OptionalTensor bias, bool need_input, bool need_weight,
-                           bool need_bias, double eps) {
+Triple layer_norm_backward(const Tensor& grad, const Tensor& input, const Tensor& statistics, OptionalTensor weight,
+                           OptionalTensor bias, bool need_input, bool need_weight, bool need_bias, double eps) {
   if (!kernels_take(input))
-    return call<Triple>("fastops::layer_norm_backward_reference", grad, input, centre, rstd, weight, bias, need_input,
+    return call<Triple>("fastops::layer_norm_backward_reference", grad, input, statistics, weight, bias, need_input,
                         need_weight, need_bias, eps);
   NormGradients r = norm_backward({.op = "layer_norm_backward",
                                    .forward_op = "layer_norm",
@@ -45,8 +44,7 @@ Triple layer_norm_backward(const Tensor& grad, const Tensor& input, const Tensor
                                    .grad_sum = nullptr,
                                    .input_name = "input",
                                    .input = input,
-                                   .centre = &centre,
-                                   .rstd = rstd,
+                                   .statistics = statistics,
                                    .weight = std::move(weight),
                                    .bias = std::move(bias),
                                    .weight_offset = 0,
@@ -60,10 +58,10 @@ FASTOPS_OP("layer_norm",
            "(Tensor input, Tensor? weight=None, Tensor? bias=None, int dims=1, float eps=1e-05) -> Tensor", layer_norm);
 FASTOPS_OP("layer_norm_forward",
            "(Tensor input, Tensor? weight=None, Tensor? bias=None, int dims=1, float eps=1e-05)"
-           " -> (Tensor, Tensor, Tensor)",
+           " -> (Tensor, Tensor)",
            layer_norm_forward);
 FASTOPS_OP("layer_norm_backward",
-           "(Tensor grad, Tensor input, Tensor centre, Tensor rstd, Tensor? weight, Tensor? bias, "
+           "(Tensor grad, Tensor input, Tensor statistics, Tensor? weight, Tensor? bias, "
            "bool need_input=True, bool need_weight=True, bool need_bias=True, float eps=1e-05)"
            " -> (Tensor, Tensor, Tensor)",
            layer_norm_backward);

@@ -30,7 +30,7 @@ Pair rms_norm_forward(const Tensor& input, OptionalTensor weight, int64_t dims, 
   if (!kernels_take(input))
     return call<Pair>("fastops::rms_norm_forward_reference", input, weight, dims, eps, weight_offset);
   NormOutputs r = forward(input, weight, dims, eps, weight_offset, true);
-  return {std::move(r.output), *std::move(r.rstd)};
+  return {std::move(r.output), *std::move(r.statistics)};
 }
 
 // Outputs that are not asked for are empty tensors.
@@ -46,8 +46,7 @@ Pair rms_norm_backward(const Tensor& grad, const Tensor& input, const Tensor& rs
                                    .grad_sum = nullptr,
                                    .input_name = "input",
                                    .input = input,
-                                   .centre = nullptr,
-                                   .rstd = rstd,
+                                   .statistics = rstd,
                                    .weight = std::move(weight),
                                    .bias = {},
                                    .weight_offset = weight_offset,

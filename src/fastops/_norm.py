@@ -70,48 +70,50 @@ def _trailing(dims: int) -> tuple[int, ...]:
 
 def _sum_of_rows(x: Tensor, dims: int) -> Tensor:
     rows = tuple(range(x.dim() - dims))
-    return x.sum(rows) if rows else x
+    return (x.sum(rows) if rows else x).contiguous()
 
 
 def _inverse_root(square: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
     return (square.mean(dims, keepdim=True) + eps).rsqrt()
 
 
-def _layer_statistics(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """x - mean, the distance of the mean from the row's first element, and rstd."""
-    first = x.detach()  # in no derivative: what is added is taken away again
-    for d in dims:
-        first = first.narrow(d, 0, min(1, x.shape[d]))
-    mean = x.mean(dims, keepdim=True)
-    shift = (x - mean).mean(dims, keepdim=True)  # what rounding the mean took away
+def _layer_statistics(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, ...]:
+    """x - mean, the mean as two numbers, rounded and what rounding took away, and rstd."""
+    count = x.shape[-len(dims) :].numel()
+    mean = (x / max(count, 1)).sum(dims, keepdim=True)  # the sum itself may overflow
+    shift = (x - mean).mean(dims, keepdim=True)
     centred = x - mean - shift
-    return centred, (mean - first) + shift, _inverse_root(centred.square(), dims, eps)
+    return centred, mean, shift, _inverse_root(centred.square(), dims, eps)
+
+
+def _saved(x: Tensor, dims: int, *statistics: Tensor) -> Tensor:
+    """Statistics as the kernels save them: side by side, and zeros for rows without columns."""
+    saved = torch.cat(statistics, -1).reshape(*x.shape[: x.dim() - dims], len(statistics))
+    return torch.zeros_like(saved) if 0 in x.shape[-dims:] else saved
 
 
 def layer_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, centre and rstd."""
-    trailing = _trailing(dims)
-    centred, centre, rstd = _layer_statistics(wide(x), trailing, eps)
-    out = centred * rstd
+) -> tuple[Tensor, Tensor]:
+    """Output and statistics: mean, shift and rstd."""
+    centred, *statistics = _layer_statistics(wide(x), _trailing(dims), eps)
+    out = centred * statistics[-1]
     if weight is not None:
         out = out * weight
     if bias is not None:
         out = out + bias
-    return out.to(x.dtype), centre.squeeze(trailing), rstd.squeeze(trailing)
+    return out.to(x.dtype).contiguous(), _saved(x, dims, *statistics)
 
 
 def rms_forward(
     x: Tensor, weight: Tensor | None, dims: int, eps: float | None, weight_offset: float
 ) -> tuple[Tensor, Tensor]:
     """Output and rstd."""
-    trailing = _trailing(dims)
-    rstd = _rms(wide(x), trailing, eps)
+    rstd = _rms(wide(x), _trailing(dims), eps)
     out = wide(x) * rstd
     if weight is not None:
         out = out * (wide(weight) + weight_offset)
-    return out.to(x.dtype), rstd.squeeze(trailing)
+    return out.to(x.dtype).contiguous(), _saved(x, dims, rstd).squeeze(-1)
 
 
 def _rms(x: Tensor, dims: tuple[int, ...], eps: float | None) -> Tensor:
@@ -132,7 +134,7 @@ def layer_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients for input, weight and bias. The statistics are made again, so that this can be differentiated."""
     trailing = _trailing(dims)
-    centred, _, rstd = _layer_statistics(wide(x), trailing, eps)
+    centred, *_, rstd = _layer_statistics(wide(x), trailing, eps)
     g, h = wide(grad), centred * rstd
     grad_weight = grad_bias = grad_input = x.new_empty(0)
     if need_weight:
@@ -143,7 +145,7 @@ def layer_backward(
         if weight is not None:
             g = g * weight
         mean_gh = (g * h).mean(trailing, keepdim=True)
-        grad_input = _with(grad_sum, rstd * (g - g.mean(trailing, keepdim=True) - h * mean_gh)).to(x.dtype)
+        grad_input = _with(grad_sum, rstd * (g - g.mean(trailing, keepdim=True) - h * mean_gh), x)
     return grad_input, grad_weight, grad_bias
 
 
@@ -168,33 +170,31 @@ def rms_backward(
     if need_input:
         if weight is not None:
             g = g * (wide(weight) + weight_offset)
-        grad_input = _with(grad_sum, rstd * (g - h * (g * h).mean(trailing, keepdim=True))).to(x.dtype)
+        grad_input = _with(grad_sum, rstd * (g - h * (g * h).mean(trailing, keepdim=True)), x)
     return grad_input, grad_weight
 
 
-def _with(grad_sum: Tensor | None, gradient: Tensor) -> Tensor:
-    return gradient if grad_sum is None else gradient + wide(grad_sum)
+def _with(grad_sum: Tensor | None, gradient: Tensor, x: Tensor) -> Tensor:
+    return (gradient if grad_sum is None else gradient + wide(grad_sum)).to(x.dtype).contiguous()
 
 
-def fake_outputs(input: Tensor, dims: int, full: int, statistics: int) -> Any:
-    """``full`` tensors of input's shape, then ``statistics`` of a number a row."""
-    stat = torch.float64 if input.dtype == torch.float64 else torch.float32
-    leading = input.shape[: input.dim() - dims]
-    outputs = (
-        *(input.new_empty(input.shape) for _ in range(full)),
-        *(input.new_empty(leading, dtype=stat) for _ in range(statistics)),
-    )
+def fake_outputs(input: Tensor, dims: int, full: int, statistics: tuple[int, ...] | None) -> Any:
+    """``full`` tensors of input's shape, then the statistics: of this shape for each row, if they are asked for."""
+    outputs = tuple(input.new_empty(input.shape) for _ in range(full))
+    if statistics is not None:
+        stat = torch.float64 if input.dtype == torch.float64 else torch.float32
+        outputs += (input.new_empty((*input.shape[: input.dim() - dims], *statistics), dtype=stat),)
     return outputs if len(outputs) > 1 else outputs[0]
 
 
 def fake_gradients(
-    x: Tensor, rstd: Tensor, parameters: Sequence[Tensor | None], needs: Sequence[bool]
+    x: Tensor, dims: int, parameters: Sequence[Tensor | None], needs: Sequence[bool]
 ) -> tuple[Tensor, ...]:
     need_input, *need_parameters = needs
     return (
         x.new_empty(x.shape if need_input else 0),
         *(
-            x.new_empty(x.shape[rstd.dim() :] if need else 0, dtype=x.dtype if like is None else like.dtype)
+            x.new_empty(x.shape[x.dim() - dims :] if need else 0, dtype=x.dtype if like is None else like.dtype)
             for like, need in zip(parameters, need_parameters, strict=True)
         ),
     )
@@ -221,7 +221,7 @@ def norm_operator(
     end = lead + parameters  # where dims and the numbers begin
     every = (True,) * end  # needs_input_grad where dims and the numbers are the defaults and all else learns
     derivative = Operator(f"{name}_backward", backward_reference, fake_backward, outputs=1 + parameters)
-    forward = Operator(f"{name}_forward", reference, functools.partial(fake, True), outputs=4)
+    forward = Operator(f"{name}_forward", reference, functools.partial(fake, True), outputs=3)
 
     @functools.wraps(reference)
     def outputs_alone(*inputs: Any) -> Any:

@@ -168,15 +168,14 @@ class Norm:
             lead = len(tensors)
             shared = tuple(range(lead, lead + len(affine)))
             args = (*tensors, *affine, 1, *numbers)
-            results = 3 + self.layer - (not self.residual)
-            forward = RawCall(f"{self.name}_forward", args, shared, tuple(range(results)))
+            forward = RawCall(f"{self.name}_forward", args, shared, tuple(range(lead + 1)))
             outputs = RawCall(self.name, args, shared, tuple(range(lead)))
             saved = forward.reference()
-            x, statistics = (saved[1], saved[2:]) if self.residual else (tensors[0], saved[1:])
+            x, statistics = saved[1] if self.residual else tensors[0], saved[-1]
             grads = (make(rows, n), make(rows, n) if affine[0] is not None else None)[: 1 + self.residual]
             needs = (True, *(p is not None for p in affine))
-            at = len(grads) + 1 + len(statistics)
-            args = (*grads, x, *statistics, *affine, *needs, *numbers)
+            at = len(grads) + 2
+            args = (*grads, x, statistics, *affine, *needs, *numbers)
             backward = RawCall(f"{self.name}_backward", args, shared=tuple(range(at, at + len(affine))))
             calls += [outputs, forward, backward]
         return calls

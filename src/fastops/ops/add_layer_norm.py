@@ -21,20 +21,19 @@ def add_layer_norm_reference(
     bias: Tensor | None = None,
     dims: int = 1,
     eps: float = 1e-5,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The op in plain PyTorch: output, sum, centre (the mean's distance from the row's first element) and rstd."""
+) -> Triple:
+    """The op in plain PyTorch: output, sum and statistics (mean, shift, rstd)."""
     check("add_layer_norm", input, dims, weight, bias, residual)
-    sum = input + residual
-    output, centre, rstd = layer_forward(sum, weight, bias, dims, eps)
-    return output, sum, centre, rstd
+    sum = (input + residual).contiguous()
+    output, statistics = layer_forward(sum, weight, bias, dims, eps)
+    return output, sum, statistics
 
 
 def add_layer_norm_backward_reference(
     grad: Tensor,
     grad_sum: Tensor | None,
     sum: Tensor,
-    centre: Tensor,
-    rstd: Tensor,
+    statistics: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     need_input: bool = True,
@@ -43,7 +42,7 @@ def add_layer_norm_backward_reference(
     eps: float = 1e-5,
 ) -> Triple:
     """Gradients for the sum, which is that of input and of residual, for weight and for bias."""
-    dims = sum.dim() - rstd.dim()
+    dims = sum.dim() - statistics.dim() + 1
     return layer_backward(grad, grad_sum, sum, dims, weight, bias, need_input, need_weight, need_bias, eps)
 
 
@@ -57,15 +56,14 @@ def _fake(
     *numbers: Any,
 ) -> Any:
     check("add_layer_norm", input, dims, weight, bias, residual)
-    return fake_outputs(input, dims, full=2, statistics=2 if statistics else 0)
+    return fake_outputs(input, dims, full=2, statistics=(3,) if statistics else None)
 
 
 def _fake_backward(
     grad: Tensor,
     grad_sum: Tensor | None,
     sum: Tensor,
-    centre: Tensor,
-    rstd: Tensor,
+    statistics: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     need_input: bool = True,
@@ -73,7 +71,8 @@ def _fake_backward(
     need_bias: bool = True,
     *numbers: Any,
 ) -> tuple[Tensor, ...]:
-    return fake_gradients(sum, rstd, (weight, bias), (need_input, need_weight, need_bias))
+    dims = sum.dim() - statistics.dim() + 1
+    return fake_gradients(sum, dims, (weight, bias), (need_input, need_weight, need_bias))
 
 
 _op = norm_operator(

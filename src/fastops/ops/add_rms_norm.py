@@ -23,7 +23,7 @@ def add_rms_norm_reference(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The op in plain PyTorch: output, sum and rstd, one over the root mean square."""
     check("add_rms_norm", input, dims, weight, residual=residual, complex_too=True)
-    sum = input + residual
+    sum = (input + residual).contiguous()
     output, rstd = rms_forward(sum, weight, dims, eps, weight_offset)
     return output, sum, rstd
 
@@ -53,7 +53,7 @@ def _fake(
     *numbers: Any,
 ) -> Any:
     check("add_rms_norm", input, dims, weight, residual=residual, complex_too=True)
-    return fake_outputs(input, dims, full=2, statistics=1 if statistics else 0)
+    return fake_outputs(input, dims, full=2, statistics=() if statistics else None)
 
 
 def _fake_backward(
@@ -66,7 +66,7 @@ def _fake_backward(
     need_weight: bool = True,
     *numbers: Any,
 ) -> tuple[Tensor, ...]:
-    return fake_gradients(sum, rstd, (weight,), (need_input, need_weight))
+    return fake_gradients(sum, sum.dim() - rstd.dim(), (weight,), (need_input, need_weight))
 
 
 _op = norm_operator(

@@ -10,6 +10,7 @@ from torch import Tensor
 from .._autocast import computes_wide, single_precision
 from .._norm import check, fake_gradients, fake_outputs, layer_backward, layer_forward, norm_operator, trailing_dims
 
+Pair = tuple[Tensor, Tensor]
 Triple = tuple[Tensor, Tensor, Tensor]
 
 
@@ -19,8 +20,8 @@ def layer_norm_reference(
     bias: Tensor | None = None,
     dims: int = 1,
     eps: float = 1e-5,
-) -> Triple:
-    """The op in plain PyTorch: output, centre (the mean's distance from the row's first element) and rstd."""
+) -> Pair:
+    """The op in plain PyTorch: output and statistics (mean, shift, rstd)."""
     check("layer_norm", input, dims, weight, bias)
     return layer_forward(input, weight, bias, dims, eps)
 
@@ -28,8 +29,7 @@ def layer_norm_reference(
 def layer_norm_backward_reference(
     grad: Tensor,
     input: Tensor,
-    centre: Tensor,
-    rstd: Tensor,
+    statistics: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     need_input: bool = True,
@@ -38,7 +38,7 @@ def layer_norm_backward_reference(
     eps: float = 1e-5,
 ) -> Triple:
     """Gradients for input, weight and bias."""
-    dims = input.dim() - rstd.dim()
+    dims = input.dim() - statistics.dim() + 1
     return layer_backward(grad, None, input, dims, weight, bias, need_input, need_weight, need_bias, eps)
 
 
@@ -51,14 +51,13 @@ def _fake(
     *numbers: Any,
 ) -> Any:
     check("layer_norm", input, dims, weight, bias)
-    return fake_outputs(input, dims, full=1, statistics=2 if statistics else 0)
+    return fake_outputs(input, dims, full=1, statistics=(3,) if statistics else None)
 
 
 def _fake_backward(
     grad: Tensor,
     input: Tensor,
-    centre: Tensor,
-    rstd: Tensor,
+    statistics: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     need_input: bool = True,
@@ -66,7 +65,8 @@ def _fake_backward(
     need_bias: bool = True,
     *numbers: Any,
 ) -> tuple[Tensor, ...]:
-    return fake_gradients(input, rstd, (weight, bias), (need_input, need_weight, need_bias))
+    dims = input.dim() - statistics.dim() + 1
+    return fake_gradients(input, dims, (weight, bias), (need_input, need_weight, need_bias))
 
 
 _op = norm_operator(
@@ -99,10 +99,9 @@ def layer_norm(
               \quad \frac{\partial L}{\partial w} = \sum_{rows} h\,\frac{\partial L}{\partial y},
               \quad \frac{\partial L}{\partial b} = \sum_{rows} \frac{\partial L}{\partial y}
 
-    The variance comes from centred values, never from :math:`\mathrm{E}[x^2] - \mathrm{E}[x]^2`; statistics and sums
-    are float32 (float64 for float64). A row's result depends on nothing but the row. The kernels
-    centre by way of the row's first element: where that one alone is very large, float32 keeps fewer digits of the
-    others (of 4096 normal numbers behind 1e4, relative errors of 2e-4).
+    The variance comes from centred values, never from :math:`\mathrm{E}[x^2] - \mathrm{E}[x]^2`, and the mean is kept
+    as two numbers, so that small elements keep their digits beside a large one; statistics and sums are float32
+    (float64 for float64). A row's result depends on nothing but the row.
 
     Args:
         input: ``[*, *normalized_shape]``, any strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our

@@ -48,7 +48,7 @@ def _fake(
     *numbers: Any,
 ) -> Any:
     check("rms_norm", input, dims, weight, complex_too=True)
-    return fake_outputs(input, dims, full=1, statistics=1 if statistics else 0)
+    return fake_outputs(input, dims, full=1, statistics=() if statistics else None)
 
 
 def _fake_backward(
@@ -60,7 +60,7 @@ def _fake_backward(
     need_weight: bool = True,
     *numbers: Any,
 ) -> tuple[Tensor, ...]:
-    return fake_gradients(input, rstd, (weight,), (need_input, need_weight))
+    return fake_gradients(input, input.dim() - rstd.dim(), (weight,), (need_input, need_weight))
 
 
 _op = norm_operator(

@@ -150,7 +150,7 @@ _IN_MEMORY_ORDER = {("relu_mask", 1)}  # results whose bits follow the layout
 def _is_statistic(call: RawCall, k: int) -> bool:
     """What a forward made for its backward is always contiguous."""
     schema = getattr(torch.ops.fastops, call.op).default._schema
-    return schema.arguments[k].name in ("centre", "rstd")
+    return schema.arguments[k].name in ("statistics", "rstd")
 
 
 def repeatable(t: Target) -> Iterator[Outcome]:
