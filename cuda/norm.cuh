@@ -4,6 +4,8 @@
 // A team of threads takes a row: some lanes of a warp, some warps of a block, or the blocks of a cluster. Vector g of
 // thread t is number g·team + t of the row. How many elements a vector has and how large a team is depends on n and the
 // dtypes alone, so that a row's bits do not depend on the rows beside it.
+#include <cfloat>
+
 #include "device/math.cuh"
 #include "device/vector.cuh"
 #include "dispatch.cuh"
@@ -119,8 +121,7 @@ __device__ inline PartMean<A> part_mean(A total, A first, A count, A inverse_cou
   const A mean = total * (inverse_count * unscale), near = near_mean(mean, first);
   if constexpr (sizeof(T) > 2) return {near, 0};
   // The sum of half types that lie near each other is exact in f32.
-  const A rest = fma(-mean, count * scale, total) * (inverse_count * unscale);
-  return {near, (mean - near) + rest};
+  return {near, fma(-near, count * scale, total) * (inverse_count * unscale)};
 }
 
 // With d = x - mean, the sums over a part: Σd² and, for the wide types, Σd, which is the shift.
@@ -138,7 +139,8 @@ template <class T, class A>
 __device__ inline Moments<A> moments_about(PartMean<A> part, const Sums<A, kDistanceSums<T>>& sums, A count,
                                            A inverse_count) {
   if constexpr (kDistanceSums<T> == 2) part.shift = sums.at[1] * inverse_count;
-  const A squares = sums.at[0] - count * (part.shift * part.shift);
+  constexpr A kMost = sizeof(A) == 4 ? A(FLT_MAX) : A(DBL_MAX);  // squares that overflow stay infinite
+  const A squares = sums.at[0] - min(count * (part.shift * part.shift), kMost);
   return {part.mean, part.shift, squares < 0 ? A(0) : squares, count};
 }
 
