@@ -11,7 +11,7 @@ template <class T, Activation act, class V>
 FASTOPS_INLINE V activate(V u) {
   if constexpr (act == Activation::relu) return select(u <= 0, like(u, 0), u);
   if constexpr (act == Activation::sigmoid) return sigmoid<T>(u);
-  if constexpr (act == Activation::gelu) return u * normal_of<T>(u).cdf;
+  if constexpr (act == Activation::gelu) return gelu<T>(u);
   if constexpr (act == Activation::silu) return u * sigmoid<T>(u);
   return u;
 }
