@@ -59,6 +59,8 @@ void epilogue_rows(const LinearEpilogue& a, int64_t row_begin, int64_t row_end) 
     int64_t i = 0;
     if constexpr (__is_same(T, P)) {  // else the lanes of pairs differ
       for (; i + 2 * W <= n; i += 2 * W) {
+        prefetch_pair(x + i);
+        prefetch_pair(y + i);
         auto u = load_pair(x + i);
         if (bias) {
           const auto v = load_pair(bias + i);
