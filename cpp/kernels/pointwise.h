@@ -117,7 +117,8 @@ void pointwise_elements(const Pointwise& p, int64_t begin, int64_t end, F& f) {
       data[k] = static_cast<T*>(p.data[k]) + offset;
     }
     const int64_t left = p.sizes[0] - index[0], n = left < end - begin ? left : end - begin;
-    unit ? pointwise_run<T, Outputs, Inputs, Long>(data, n, f) : pointwise_gather<T, Outputs, Inputs, Long>(data, inner, n, f);
+    unit ? pointwise_run<T, Outputs, Inputs, Long>(data, n, f)
+         : pointwise_gather<T, Outputs, Inputs, Long>(data, inner, n, f);
     begin += n;
     index[0] += n;
     for (int d = 0; d + 1 < p.ndim && index[d] == p.sizes[d]; ++d) {

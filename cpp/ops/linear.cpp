@@ -96,8 +96,7 @@ Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalT
     make_partial();
     const int64_t rows_each = (a.rows + a.chunks - 1) / a.chunks;
     LinearEpilogueBackwardCpu* kernel = linear_epilogue_backward_cpu[isa()];
-    run_on_threads(a.chunks, rows_each * n * size_of(stat),
-                   [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
+    run_on_threads(a.chunks, rows_each * n * size_of(stat), [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
   }
   if (need_bias) {
     ColumnSum columns{stat, bias_dtype, a.partial, a.chunks, n, n, grad_bias.mutable_data_ptr()};
