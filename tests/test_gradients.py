@@ -124,6 +124,12 @@ def _eager_gradients(f: Callable[..., Any], x: tuple[Tensor, ...]) -> tuple[Tens
     return (out.detach(), *torch.autograd.grad(out, inputs))
 
 
+@pytest.mark.parametrize("name", ["square", "relu", "sigmoid"])
+def test_names_of_nodes(name: str) -> None:
+    y = getattr(fastops, name)(torch.ones(3, requires_grad=True))
+    assert y.grad_fn.name() == f"{name}Backward"
+
+
 @every_small_sample
 def test_compile(case: Case, sample: Sample, device: torch.device) -> None:
     """Traced whole, forward and backward, without code generation."""

@@ -46,7 +46,8 @@ void launch(const char* op, PointwiseKernels kernels, const Tensor& device_of, D
     return;
   }
   PointwiseCpuKernel* kernel = kernels.cpu[isa()];
-  run_on_threads(p.numel, size_of(dtype), [&](int64_t begin, int64_t end) { kernel(dtype, p, begin, end); });
+  run_on_threads(p.numel, size_of(accumulate_type(dtype)),
+                 [&](int64_t begin, int64_t end) { kernel(dtype, p, begin, end); });
 }
 
 int64_t numel_of(Shape sizes) {

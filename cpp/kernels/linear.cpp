@@ -11,7 +11,7 @@ template <class T, Activation act, class V>
 FASTOPS_INLINE V activate(V u) {
   if constexpr (act == Activation::relu) return select(u <= 0, like(u, 0), u);
   if constexpr (act == Activation::sigmoid) return sigmoid<T>(u);
-  if constexpr (act == Activation::gelu) return u * normal_of<T>(u).cdf;
+  if constexpr (act == Activation::gelu) return gelu<T>(u);
   if constexpr (act == Activation::silu) return u * sigmoid<T>(u);
   return u;
 }
@@ -59,6 +59,8 @@ void epilogue_rows(const LinearEpilogue& a, int64_t row_begin, int64_t row_end) 
     int64_t i = 0;
     if constexpr (__is_same(T, P)) {  // else the lanes of pairs differ
       for (; i + 2 * W <= n; i += 2 * W) {
+        prefetch_pair(x + i);
+        prefetch_pair(y + i);
         auto u = load_pair(x + i);
         if (bias) {
           const auto v = load_pair(bias + i);

@@ -21,21 +21,28 @@ FASTOPS_INLINE V select(decltype(V{} < V{}) mask, V a, V b) {
   return mask ? a : b;
 }
 
-template <class V>
-FASTOPS_INLINE V abs(V x) {
-  return select(x < 0, -x, x);
-}
-
 constexpr uint32_t kSign = 0x80000000u;
+FASTOPS_INLINE vf32 magnitude(vf32 x) { return (vf32)((simd<float>::bits)x & ~kSign); }
 FASTOPS_INLINE vf32 minus_abs(vf32 x) { return (vf32)((simd<float>::bits)x | kSign); }
 FASTOPS_INLINE vf64 minus_abs(vf64 x) { return select(x < 0, x, -x); }
 
-// NaN stays NaN.
+// NaN stays NaN. Left to itself, the compiler makes a comparison and a blend of them.
 FASTOPS_INLINE vf32 at_least(vf32 x, float bound) {
 #if defined(__AVX512F__) && FASTOPS_VECTOR_BYTES == 64
   return (vf32)_mm512_maskz_max_ps(kAllLanes, (__m512)splat(bound), (__m512)x);
+#elif defined(__AVX2__) && FASTOPS_VECTOR_BYTES == 32
+  return (vf32)_mm256_max_ps((__m256)splat(bound), (__m256)x);
 #else
   return select(x < bound, splat(bound), x);
+#endif
+}
+FASTOPS_INLINE vf32 at_most(vf32 x, float bound) {
+#if defined(__AVX512F__) && FASTOPS_VECTOR_BYTES == 64
+  return (vf32)_mm512_maskz_min_ps(kAllLanes, (__m512)splat(bound), (__m512)x);
+#elif defined(__AVX2__) && FASTOPS_VECTOR_BYTES == 32
+  return (vf32)_mm256_min_ps((__m256)splat(bound), (__m256)x);
+#else
+  return select(x > bound, splat(bound), x);
 #endif
 }
 
@@ -56,15 +63,13 @@ FASTOPS_INLINE vf64 quotient(vf64 n, vf64 d) { return n / d; }
 struct reduced {
   vf32 r, power;
 };
-template <int Bias, bool Half = false>
+constexpr float kLog2E = 0x1.715476p0f;
+template <int Bias>
 FASTOPS_INLINE reduced reduce(vf32 x) {
   constexpr float kShift = 0x1.8p23f + Bias;
-  vf32 shifted = x * 0x1.715476p0f + kShift;
-  vf32 k = shifted - kShift, r;
-  if constexpr (Half)
-    r = x - k * 0x1.62e43p-1f;
-  else
-    r = (x - k * 0x1.62e4p-1f) - k * 0x1.7f7d1cp-20f;  // ln 2 in two parts; k times the first is exact
+  vf32 shifted = x * kLog2E + kShift;
+  vf32 k = shifted - kShift;
+  vf32 r = (x - k * 0x1.62e4p-1f) - k * 0x1.7f7d1cp-20f;  // ln 2 in two parts; k times the first is exact
   return {r, (vf32)((simd<float>::bits)shifted << 23)};
 }
 
@@ -78,22 +83,34 @@ FASTOPS_INLINE vf32 exp_tail(vf32 r) {
   return p;
 }
 
-// The same to 2^-17 of e^r.
-FASTOPS_INLINE vf32 exp_tail_short(vf32 r) {
-  vf32 p = splat(0.0419212132692f);
-  p = p * r + 0.1675390154123f;
-  p = p * r + 0.4999895095825f;
+// 2^r, |r| <= 1/2, to 2^-18.
+FASTOPS_INLINE vf32 exp2_short(vf32 r) {
+  vf32 p = splat(0.0095828532f);
+  p = p * r + 0.0559064259f;
+  p = p * r + 0.2402409862f;
+  p = p * r + 0.6931241933f;
+  p = p * r + 1.0f;
   return p;
 }
 
-// e^x for x <= 43, denormal results included, NaN for NaN; Half: to 2^-16 of it, enough for a half type. By way of a
-// normal number, 2^64 times as large.
+// 2^64·e^x for -104 <= x <= 43, a normal number; Half: to 2^-16 of it, enough for a half type.
+constexpr float kDown = 0x1p-64f;
+FASTOPS_INLINE vf32 exp_up(reduced a) { return (1.0f + (a.r + a.r * a.r * exp_tail(a.r))) * a.power; }
+template <bool Half>
+FASTOPS_INLINE vf32 exp_up(vf32 x) {
+  if constexpr (Half) {
+    constexpr float kShift = 0x1.8p23f + 127 + 64;  // see reduce
+    vf32 shifted = x * kLog2E + kShift;
+    return exp2_short(x * kLog2E - (shifted - kShift)) * (vf32)((simd<float>::bits)shifted << 23);
+  } else {
+    return exp_up(reduce<127 + 64>(x));
+  }
+}
+
+// e^x for x <= 43, denormal results included, NaN for NaN.
 template <bool Half = false>
 FASTOPS_INLINE vf32 exp(vf32 x) {
-  reduced a = reduce<127 + 64, Half>(at_least(x, -104.0f));
-  vf32 tail = Half ? exp_tail_short(a.r) : exp_tail(a.r);
-  vf32 y = 1.0f + (a.r + a.r * a.r * tail);
-  return y * a.power * 0x1p-64f;
+  return exp_up<Half>(at_least(x, -104.0f)) * kDown;
 }
 
 // e^x - 1 for x <= 0, without cancellation near 0: there the power is 1.
@@ -138,36 +155,52 @@ FASTOPS_INLINE normal<vf64> normal_of(vf64 x) {
   return {0.5 * erfc(x * -0.70710678118654752440), 0.39894228040143267794 * exp(-0.5 * x * x)};
 }
 
-// e^(-x²/2) for 0 <= x <= 15: the square of x's leading 12 bits is exact, and what it leaves is small.
+// 2^64·e^(-x²/2) for 0 <= x <= 15: the square of x's leading 12 bits is exact, and what it leaves is at most 0.055.
+template <bool Half>
 FASTOPS_INLINE vf32 exp_minus_half_square(vf32 x) {
+  if constexpr (Half) return exp_up<true>(-0.5f * x * x);
   vf32 head = (vf32)((simd<float>::bits)x & 0xfffff000u);
-  vf32 d = -0.5f * (x - head) * (x + head);  // -0.055 at the most
-  return exp(-0.5f * head * head) * (1.0f + d * (1.0f + d * (0.5f + d * (1.0f / 6 + d * (1.0f / 24)))));
+  reduced a = reduce<127 + 64>(-0.5f * head * head);
+  a.r -= 0.5f * (x - head) * (x + head);
+  return exp_up(a);
 }
 
-// 1 - Phi(|x|) = t·e^(-x²/2)·P(t), t = 1 / (1 + 0.3·|x|). P is fitted for the least largest error over 0 <= |x| <= 14.2:
-// 2^-28, for the half types 2^-17; the tail keeps its relative accuracy.
+// 1 - Phi(x) = t·e^(-x²/2)·P(t), t = 1 / (1 + 0.3·x), and the density, for 0 <= x <= 15. P is fitted for the least largest
+// error over [0, 14.2]: 2^-28, for the half types 2^-17; the tail keeps its relative accuracy.
 template <class T>
-FASTOPS_INLINE normal<vf32> normal_of(vf32 x) {
+FASTOPS_INLINE normal<vf32> normal_tail(vf32 x) {
   constexpr bool kHalf = sizeof(T) == 2;
-  vf32 a = select(abs(x) > 15.0f, splat(15.0f), abs(x)), e;
-  if constexpr (kHalf)
-    e = exp<true>(-0.5f * a * a);
-  else
-    e = exp_minus_half_square(a);
-  vf32 t = quotient(splat(1.0f), 1.0f + 0.3f * a), u = t - 0.5950570107f, p;
+  vf32 e = exp_minus_half_square<kHalf>(x);
+  vf32 t = quotient(splat(1.0f), 1.0f + 0.3f * x), u = t - 0.5950570107f, p;
   if constexpr (kHalf) {
     constexpr float kP[] = {0.2565799355f, 0.4010971785f, 0.4104757905f, 0.2242438644f, -0.0133532956f, -0.0769371018f};
-    p = splat(kP[5]);
-    for (int k = 4; k >= 0; --k) p = p * u + kP[k];
+    p = splat(kP[5] * kDown);
+    for (int k = 4; k >= 0; --k) p = p * u + kP[k] * kDown;
   } else {
     constexpr float kP[] = {0.2565801740f,  0.4010629952f,  0.4104011357f, 0.2256069034f, -0.0115726804f,
                             -0.0907989517f, -0.0090817586f, 0.0441351272f, 0.0019848559f, -0.0206178650f};
-    p = splat(kP[9]);
-    for (int k = 8; k >= 0; --k) p = p * u + kP[k];
+    p = splat(kP[9] * kDown);
+    for (int k = 8; k >= 0; --k) p = p * u + kP[k] * kDown;
   }
-  vf32 tail = t * e * p;
-  return {select(x > 0.0f, 1.0f - tail, tail), 0.39894228f * e};
+  return {t * p * e, 0.39894228f * kDown * e};
+}
+
+template <class T>
+FASTOPS_INLINE normal<vf32> normal_of(vf32 x) {
+  auto [tail, pdf] = normal_tail<T>(at_most(magnitude(x), 15.0f));
+  return {select(x > 0.0f, 1.0f - tail, tail), pdf};
+}
+
+// x·Phi(x)
+template <class T>
+FASTOPS_INLINE vf64 gelu(vf64 x) {
+  return x * normal_of<T>(x).cdf;
+}
+// max(x, 0) - |x|·(1 - Phi(|x|)): no select. Beyond 15 the tail is 0, and -inf gives NaN as the product does.
+template <class T>
+FASTOPS_INLINE vf32 gelu(vf32 x) {
+  vf32 a = magnitude(at_most(x, 15.0f));
+  return at_least(x, 0.0f) - a * normal_tail<T>(at_most(a, 15.0f)).cdf;
 }
 
 }  // namespace fastops::FASTOPS_ISA

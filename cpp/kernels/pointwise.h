@@ -38,7 +38,7 @@ FASTOPS_INLINE void store_outputs(T* const* out, int64_t at, many<V, N> a, many<
 }
 
 // n elements at unit stride.
-template <class T, int Outputs, int Inputs, class F>
+template <class T, int Outputs, int Inputs, bool Long, class F>
 void pointwise_run(T* const* data, int64_t n, F& f) {
   constexpr int W = simd<accumulate_t<T>>::size;
   T* at[Outputs + Inputs];  // our own, which no store can be taken to change
@@ -47,6 +47,8 @@ void pointwise_run(T* const* data, int64_t n, F& f) {
   vec_t<T> in[Inputs], next[Inputs];
   int64_t i = 0;
   for (; i + 2 * W <= n; i += 2 * W) {
+    if constexpr (Long || sizeof(T) == 2)  // a half type's conversions are long enough
+      for (int k = 0; k < Outputs + Inputs; ++k) prefetch_pair(at[k] + i);
     for (int k = 0; k < Inputs; ++k) {
       const auto both = load_pair(inputs[k] + i);
       in[k] = both.a;
@@ -69,7 +71,7 @@ void pointwise_run(T* const* data, int64_t n, F& f) {
 }
 
 // n elements at any strides: gathered a block at a time, so that the arithmetic is that of the contiguous case.
-template <class T, int Outputs, int Inputs, class F>
+template <class T, int Outputs, int Inputs, bool Long, class F>
 void pointwise_gather(T* const* data, const int64_t* strides, int64_t n, F& f) {
   constexpr int64_t kBlock = 256;
   T buffer[Outputs + Inputs][kBlock];
@@ -82,20 +84,20 @@ void pointwise_gather(T* const* data, const int64_t* strides, int64_t n, F& f) {
       if (k >= Outputs && strides[k] != 1)
         for (int64_t j = 0; j < count; ++j) buffer[k][j] = from[j * strides[k]];
     }
-    pointwise_run<T, Outputs, Inputs>(at, count, f);
+    pointwise_run<T, Outputs, Inputs, Long>(at, count, f);
     for (int k = 0; k < Outputs; ++k)
       if (strides[k] != 1)
         for (int64_t j = 0; j < count; ++j) data[k][(i + j) * strides[k]] = buffer[k][j];
   }
 }
 
-template <class T, int Outputs, int Inputs, class F>
+template <class T, int Outputs, int Inputs, bool Long, class F>
 void pointwise_elements(const Pointwise& p, int64_t begin, int64_t end, F& f) {
   constexpr int kOperands = Outputs + Inputs;
   T* data[kOperands];
   if (p.is_contiguous()) {
     for (int k = 0; k < kOperands; ++k) data[k] = static_cast<T*>(p.data[k]) + begin;
-    return pointwise_run<T, Outputs, Inputs>(data, end - begin, f);
+    return pointwise_run<T, Outputs, Inputs, Long>(data, end - begin, f);
   }
   int64_t index[kMaxDims], rest = begin;
   for (int d = 0; d < p.ndim; ++d) {
@@ -115,7 +117,8 @@ void pointwise_elements(const Pointwise& p, int64_t begin, int64_t end, F& f) {
       data[k] = static_cast<T*>(p.data[k]) + offset;
     }
     const int64_t left = p.sizes[0] - index[0], n = left < end - begin ? left : end - begin;
-    unit ? pointwise_run<T, Outputs, Inputs>(data, n, f) : pointwise_gather<T, Outputs, Inputs>(data, inner, n, f);
+    unit ? pointwise_run<T, Outputs, Inputs, Long>(data, n, f)
+         : pointwise_gather<T, Outputs, Inputs, Long>(data, inner, n, f);
     begin += n;
     index[0] += n;
     for (int d = 0; d + 1 < p.ndim && index[d] == p.sizes[d]; ++d) {
@@ -126,15 +129,17 @@ void pointwise_elements(const Pointwise& p, int64_t begin, int64_t end, F& f) {
 }
 
 // f takes one vector an input and returns a vector, or many<> of them: float lanes for f16, bf16 and f32, double for f64.
+// This one is for a type at a time, and for long arithmetic.
 template <class T, int Inputs, int Outputs = 1, class F>
 FASTOPS_INLINE void pointwise_of(const Pointwise& p, int64_t begin, int64_t end, F f) {
-  pointwise_elements<T, Outputs, Inputs>(p, begin, end, f);
+  pointwise_elements<T, Outputs, Inputs, true>(p, begin, end, f);
 }
 
 // The same f for every type.
 template <int Inputs, int Outputs = 1, class F>
 FASTOPS_INLINE void pointwise(DType dtype, const Pointwise& p, int64_t begin, int64_t end, F f) {
-  dispatch(dtype, [&](auto t) { pointwise_elements<typename decltype(t)::type, Outputs, Inputs>(p, begin, end, f); });
+  dispatch(dtype,
+           [&](auto t) { pointwise_elements<typename decltype(t)::type, Outputs, Inputs, false>(p, begin, end, f); });
 }
 
 }  // namespace fastops::FASTOPS_ISA

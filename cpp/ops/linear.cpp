@@ -46,7 +46,8 @@ Tensor linear_epilogue(const Tensor& input, OptionalTensor bias, const std::stri
     launch.check(linear_epilogue_cuda[launch.group()](a, launch.stream()));
   } else {
     LinearEpilogueCpu* kernel = linear_epilogue_cpu[isa()];
-    run_on_threads(a.rows, a.n * size_of(a.dtype), [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
+    const int64_t work = a.activation < Activation::sigmoid ? 1 : 4;  // an exponential takes as long as so many words
+    run_on_threads(a.rows, work * a.n * size_of(a.dtype), [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
   }
   return output;
 }
@@ -95,8 +96,7 @@ Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalT
     make_partial();
     const int64_t rows_each = (a.rows + a.chunks - 1) / a.chunks;
     LinearEpilogueBackwardCpu* kernel = linear_epilogue_backward_cpu[isa()];
-    run_on_threads(a.chunks, rows_each * n * size_of(dtype),
-                   [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
+    run_on_threads(a.chunks, rows_each * n * size_of(stat), [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
   }
   if (need_bias) {
     ColumnSum columns{stat, bias_dtype, a.partial, a.chunks, n, n, grad_bias.mutable_data_ptr()};

@@ -85,7 +85,7 @@ class Operator:
         torch.library.register_fake(f"fastops::{name}", _on_one_device(name, fake), lib=_library)
         for op in (name, f"{name}_reference"):
             _library.impl(op, _announced(reference), "CompositeExplicitAutograd")
-        self._eager = _eager_function(self.training, self.training.forward.raw).apply
+        self._eager = _eager_function(self.training, self.training.forward.raw, name).apply
         self._twin = _twin_function(self).apply
         self.call = _call_of(self)
         OPERATORS[name] = self
@@ -110,10 +110,10 @@ def _call_of(op: Operator) -> Callable[..., Any]:
     # the node's `apply`, which would look `backward` up in two frames more, 1 us of a step's 27.
     raw = op.raw._op
     training = op.training
-    function = _eager_function(training, training.forward.raw._op)
+    function = _eager_function(training, training.forward.raw._op, op.name)
     apply = super(Function, function).apply  # type: ignore[misc]
     function._backward_cls.apply = training.backward  # type: ignore[attr-defined]
-    plain_apply = _eager_function(op, op.forward.raw).apply if training is not op else None
+    plain_apply = _eager_function(op, op.forward.raw, op.name).apply if training is not op else None
 
     def call(*inputs: Any) -> Any:
         try:
@@ -198,7 +198,8 @@ def _raise_typed(error: RuntimeError) -> None:
         raise torch.OutOfMemoryError(str(error)) from None
 
 
-def _eager_function(op: Operator, raw: Callable[..., Any]) -> type[Function]:
+def _eager_function(op: Operator, raw: Callable[..., Any], name: str) -> type[Function]:
+    """``name`` is what users see of it: ``grad_fn=<reluBackward>``."""
     save, outputs = op.save, op.outputs  # no bound method: Dynamo of torch 2.10 cannot hold one
     whole = len(op.forward.raw._schema.returns) == outputs
 
@@ -212,7 +213,7 @@ def _eager_function(op: Operator, raw: Callable[..., Any]) -> type[Function]:
         return result if whole else result[0] if outputs == 1 else result[:outputs]
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(op.backward)}
-    return type(op.name, (Function,), methods)
+    return type(name, (Function,), methods)
 
 
 def _twin_function(op: Operator) -> type[Function]:
