@@ -127,7 +127,7 @@ FASTOPS_INLINE unit_t<T> rounded(unit_t<T> v) {
 
 // Outputs of so many bytes in all go past the caches: what they would push out is then worth more than they are, and a
 // line that is not kept need not be read before it is written.
-constexpr int64_t kStreamBytes = 16 << 20;
+constexpr int64_t kStreamBytes = 64 << 20;
 
 #if defined(__x86_64__)
 template <class T>
