@@ -128,7 +128,12 @@ __global__ void __launch_bounds__(Threads, resident_blocks(Threads, Early&& W > 
       }
     }
     scale<N, P, W, A>(c, scaled, w[Early ? g : 0], b[Early ? g : 0], a.offset);
-    if (own[g]) reinterpret_cast<Vector<T, W>*>(output)[at[g]] = device::narrow_all<T>(c);
+    auto* to = reinterpret_cast<Vector<T, W>*>(output) + at[g];
+    if constexpr (Early) {
+      if (own[g]) *to = device::narrow_all<T>(c);
+    } else {
+      device::store_if(own[g], to, device::narrow_all<T>(c));
+    }
   }
 }
 
@@ -201,13 +206,14 @@ void launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
   for (int64_t row = 0; row < all.rows; row += kMostBlocks * kRows) {
     const Forward<T, P> a = all.from_row(N, row);
     const auto blocks = static_cast<unsigned>(std::min(ceil_div(a.rows, kRows), kMostBlocks));
-    constexpr bool kEarly = Vectors * W <= kElements<T, W>;
+    constexpr bool kEarly = Lanes || Vectors * W <= kElements<T, W>;
     forward_kernel<N, T, P, W, Vectors, Lanes, Threads, kEarly><<<blocks, threads, 0, stream>>>(a);
   }
 }
 
-// By the width of a vector and the number of them in a row: lanes of a warp while two vectors a lane are enough, two warps
-// likewise, then blocks with four a thread.
+// By the width of a vector and the number of them in a row: lanes of a warp while a few vectors a lane are enough, two
+// warps likewise, then blocks with more a thread. Three a thread where two would leave a fourth of the threads without:
+// rows of 192, 384, 768, 1536, 3072 halves.
 template <Norm N, class T, class P, int W>
 int launch_width(const NormForward& args, cudaStream_t stream) {
   const Forward<T, P> a(args);
@@ -216,13 +222,23 @@ int launch_width(const NormForward& args, cudaStream_t stream) {
   const int64_t vectors = a.n / W;
   auto threads = [&](int each) { return static_cast<int>(ceil_div(vectors, each * kWarp) * kWarp); };
   if constexpr (W == kVector<T>) {
+    constexpr int kThree = 3;
     if (vectors <= 8 * kFew) return launch<N, T, P, W, kFew, 8, kSmall>(a, kSmall, stream), cudaGetLastError();
+    if (vectors > 8 * 2 && vectors <= 8 * kThree)
+      return launch<N, T, P, W, kThree, 8, kSmall>(a, kSmall, stream), cudaGetLastError();
     if (vectors <= 16 * kFew) return launch<N, T, P, W, kFew, 16, kSmall>(a, kSmall, stream), cudaGetLastError();
+    if (vectors <= 16 * kThree) return launch<N, T, P, W, kThree, 16, kSmall>(a, kSmall, stream), cudaGetLastError();
+    if (vectors > 32 * kFew && vectors <= 32 * kThree)
+      return launch<N, T, P, W, kThree, 32, kSmall>(a, kSmall, stream), cudaGetLastError();
+    // Whole warps of three, where four a thread would leave some without.
+    if (vectors > 64 * kFew && vectors <= 512 * kThree && vectors % (3 * kWarp) == 0 && vectors % (4 * kWarp) != 0)
+      return launch<N, T, P, W, kThree, 0, 512>(a, threads(kThree), stream), cudaGetLastError();
   }
+  constexpr int kWide = W == 1 ? 256 : 64;  // single elements are so many loads that more threads share them
   if (vectors <= 32 * kFew)
     launch<N, T, P, W, kFew, 32, kSmall>(a, kSmall, stream);
-  else if (vectors <= 64 * kFew)
-    launch<N, T, P, W, kFew, 0, 64>(a, threads(kFew), stream);
+  else if (vectors <= kWide * kFew)
+    launch<N, T, P, W, kFew, 0, kWide>(a, threads(kFew), stream);
   else if (vectors <= 512 * kMany)
     launch<N, T, P, W, kMany, 0, 512>(a, threads(kMany), stream);
   else

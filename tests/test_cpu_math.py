@@ -111,3 +111,15 @@ def test_equal_terms_cancel(level: str) -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         x = torch.randn(1000).to(dtype)
         assert not ops.axpby(x, x, 0.1, -0.1).any()
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, 0x7F800001, -1, -0x7FFFFF])
+def test_every_nan_of_a_parameter_stays_one(level: str, bits: int) -> None:
+    """Rounding to bfloat16 carries into the exponent where the payload is all ones."""
+    nan = torch.full((67,), bits, dtype=torch.int32).view(torch.float32)
+    x, zeros = torch.randn(3, 67).bfloat16(), torch.zeros(67)
+    assert ops.layer_norm(x, nan, zeros).isnan().all()
+    assert ops.layer_norm(x, zeros, nan).isnan().all()
+    assert ops.rms_norm(x, nan).isnan().all()
+    statistics = ops.layer_norm_forward(x)[1]
+    assert ops.layer_norm_backward(x, x, statistics, nan, None)[0].isnan().all()

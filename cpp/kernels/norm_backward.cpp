@@ -9,19 +9,22 @@
 namespace fastops::FASTOPS_ISA {
 namespace {
 
-// Elements of the rows that go together: their second reading is from the cache.
-constexpr int64_t kBlockElements = 8192;
+// Rows that go together, by their elements: the second reading is from L1, of long rows from L2, or each would have to read
+// and write its chunk's sums.
+constexpr int64_t kBlockElements = 8192, kLongBlockElements = 65536, kLongBlockRows = 4;
 
 template <class T, bool Layer>
 struct Backward {
   using A = accumulate_t<T>;
   using V = typename simd<A>::vec;
+  using U = unit_t<T>;
   static constexpr int64_t W = simd<A>::size;
-  static constexpr int kStrip = 4;  // vectors of a column strip: a whole line, and both sums in registers
+  static constexpr int64_t N = kUnit<T>;
+  static constexpr int kStrip = 4 * W / N;  // units of a column strip: a whole line, and both sums in registers
   static constexpr int kSums = Layer ? 2 : 1;
 
   const NormBackward& a;
-  Parameter<A> weight{a.weight, a.parameter, 1, Layer ? A(0) : A(a.weight_offset)};
+  Parameter<T> weight{a.weight, a.parameter, 1, Layer ? A(0) : A(a.weight_offset)};
   const bool past_caches = a.grad_input && streams<T>(a.grad_input, a.rows, a.n);
 
   // The rows of a block, and what is known of each.
@@ -52,80 +55,108 @@ struct Backward {
 
   // The sums of g·(x - mean), for rms of g·x, and of g over columns [j, j + count), a lane for each row. Compiled once, as write_columns
   // is, so that products fuse into sums in one way whoever calls.
-  __attribute__((noinline)) void sum_columns(const Block& block, int64_t j, int64_t count, const A* w, V* found) const {
-    row_sums<V> sums[kSums];
+  template <class P>
+  __attribute__((noinline)) void sum_columns(const Block& block, int64_t j, int64_t count, const P* w,
+                                             A (*found)[W]) const {
+    row_sums<A> sums[kSums];
     for (int64_t r = 0; r < block.rows; ++r) {
       const T *x = block.x[r] + j, *grad = block.grad[r] + j;
-      const V mean = V{} + block.mean[r];
-      const auto of_row = sum_vectors<V, kSums>(count, [&](int64_t i, auto part, V* s) {
-        const V g = product(load(grad + i, part), load(w + i, part));
-        s[0] = g * (Layer ? keep(load(x + i, part) - mean, part) : load(x + i, part));
+      const U mean = every<T>(block.mean[r]);
+      const auto of_row = sum_units<T, kSums>(count, [&](int64_t i, auto part, U* s) {
+        const U g = product(load(grad + i, part), load_parameter<T>(w + i, part));
+        s[0] = g * (Layer ? keep<T>(load(x + i, part) - mean, part) : load(x + i, part));
         if constexpr (Layer) s[1] = g;
       });
       for (int k = 0; k < kSums; ++k) sums[k].of_row[r] = of_row.values[k];
     }
-    for (int k = 0; k < kSums; ++k) found[k] = sums[k].finish(block.rows);
+    for (int k = 0; k < kSums; ++k) sums[k].finish(block.rows, found[k]);
   }
 
-  FASTOPS_INLINE void set_means(Block& block, const V* totals) const {
-    const V gd = Layer ? totals[0] - totals[1] * load(block.shift) : totals[0];
-    store(block.mean_gh, gd * load(block.rstd) / like(V{}, a.n));
-    if constexpr (Layer) store(block.mean_g, totals[1] / like(V{}, a.n));
+  FASTOPS_INLINE void set_means(Block& block, A (*totals)[W]) const {
+    const A n = static_cast<A>(a.n);
+    for (int64_t r = 0; r < block.rows; ++r) {
+      const A gd = Layer ? totals[0][r] - product(totals[kSums - 1][r], block.shift[r]) : totals[0][r];
+      block.mean_gh[r] = gd * block.rstd[r] / n;
+      if constexpr (Layer) block.mean_g[r] = totals[1][r] / n;
+    }
   }
 
-  template <int Vectors, bool Stream, class Part>
-  FASTOPS_INLINE void strip(const Block& block, int64_t j, const A* w, A* partial, bool fresh, Part part) const {
-    V weight_sum[Vectors] = {}, bias_sum[Vectors] = {}, weights[Vectors];
-    for (int k = 0; k < Vectors; ++k) weights[k] = load(w + k * W, part);
+  // In the order of the elements, for the sums over chunks.
+  template <class Part>
+  static FASTOPS_INLINE void add_to(A* to, Part part, bool fresh, U sum) {
+    if constexpr (sizeof(T) == 2) {
+      const U ordered = from_lanes_of<T>(sum);
+      if constexpr (__is_same(Part, whole))
+        store_pair(to, fresh ? ordered : load_pair(to) + ordered);
+      else
+        store_pair_first(to, part.count, fresh ? ordered : load_pair_first(to, part.count) + ordered);
+    } else {
+      store(to, part, fresh ? sum : load(to, part) + sum);
+    }
+  }
+
+  template <int Units, bool Stream, class P, class Part>
+  FASTOPS_INLINE void strip(const Block& block, int64_t j, const P* w, A* partial, bool fresh, Part part) const {
+    U weight_sum[Units] = {}, bias_sum[Units] = {}, weights[Units];
+    for (int k = 0; k < Units; ++k) weights[k] = load_parameter<T>(w + k * N, part);
     const int64_t x_ahead = block.rows * a.input_stride, grad_ahead = block.rows * a.grad_stride;
     for (int64_t r = 0; r < block.rows; ++r) {
       // What the stores below could overwrite, for all that the compiler knows, is read before them.
       const T *x = block.x[r] + j, *grad = block.grad[r] + j, *grad_sum = block.grad_sum[r];
       T* grad_input = block.grad_input[r];
-      const V mean = V{} + block.mean[r], rstd = V{} + block.rstd[r], shift = rstd * block.shift[r];
-      const V mean_g = V{} + block.mean_g[r], mean_gh = V{} + block.mean_gh[r];
-      V g[Vectors], h[Vectors];
+      const U mean = every<T>(block.mean[r]), rstd = every<T>(block.rstd[r]);
+      const U shift = every<T>(block.shift[r] * block.rstd[r]);
+      const U mean_g = every<T>(block.mean_g[r]), mean_gh = every<T>(block.mean_gh[r]);
+      U g[Units], h[Units];
 #pragma GCC unroll 4
-      for (int k = 0; k < Vectors; ++k) {
-        if (k * W * sizeof(T) % 64 == 0) {
-          __builtin_prefetch(x + x_ahead + k * W);
-          __builtin_prefetch(grad + grad_ahead + k * W);
+      for (int k = 0; k < Units; ++k) {
+        if (k * N * sizeof(T) % 64 == 0) {
+          __builtin_prefetch(x + x_ahead + k * N);
+          __builtin_prefetch(grad + grad_ahead + k * N);
         }
-        h[k] = load(x + k * W, part);
+        h[k] = load(x + k * N, part);
         h[k] = Layer ? (h[k] - mean) * rstd - shift : h[k] * rstd;
-        g[k] = load(grad + k * W, part);
-        weight_sum[k] += g[k] * h[k];
-        if constexpr (Layer) bias_sum[k] += g[k];
+        g[k] = load(grad + k * N, part);
+        weight_sum[k] = weight_sum[k] + g[k] * h[k];
+        if constexpr (Layer) bias_sum[k] = bias_sum[k] + g[k];
       }
       if (!grad_input) continue;
 #pragma GCC unroll 4
-      for (int k = 0; k < Vectors; ++k) {
-        V v = product(g[k], weights[k]);
-        if constexpr (Layer) v -= mean_g;
+      for (int k = 0; k < Units; ++k) {
+        U v = product(g[k], weights[k]);
+        if constexpr (Layer) v = v - mean_g;
         v = (v - h[k] * mean_gh) * rstd;
-        if (grad_sum) v += load(grad_sum + j + k * W, part);
-        put<Stream>(grad_input + j + k * W, part, v);
+        if (grad_sum) v = v + load(grad_sum + j + k * N, part);
+        put<Stream>(grad_input + j + k * N, part, v);
       }
     }
     if (!partial) return;
-    auto add = [&](A* to, V sum) { store(to, part, fresh ? sum : load(to, part) + sum); };
-    for (int k = 0; k < Vectors; ++k) {
-      add(partial + j + k * W, weight_sum[k]);
-      if constexpr (Layer) add(partial + a.n + j + k * W, bias_sum[k]);
+    auto add = [&](A* to, U sum) { add_to(to, part, fresh, sum); };
+    for (int k = 0; k < Units; ++k) {
+      add(partial + j + k * N, weight_sum[k]);
+      if constexpr (Layer) add(partial + a.n + j + k * N, bias_sum[k]);
     }
   }
 
-  __attribute__((noinline)) void write_columns(const Block& block, int64_t j, int64_t count, const A* w, A* partial,
+  template <class P>
+  __attribute__((noinline)) void write_columns(const Block& block, int64_t j, int64_t count, const P* w, A* partial,
                                                bool fresh) const {
     int64_t i = 0;
     if (past_caches)
-      for (; i + kStrip * W <= count; i += kStrip * W)
+      for (; i + kStrip * N <= count; i += kStrip * N)
         strip<kStrip, true>(block, j + i, w + i, partial, fresh, whole{});
     else
-      for (; i + kStrip * W <= count; i += kStrip * W)
+      for (; i + kStrip * N <= count; i += kStrip * N)
         strip<kStrip, false>(block, j + i, w + i, partial, fresh, whole{});
-    for (; i + W <= count; i += W) strip<1, false>(block, j + i, w + i, partial, fresh, whole{});
+    for (; i + N <= count; i += N) strip<1, false>(block, j + i, w + i, partial, fresh, whole{});
     if (i < count) strip<1, false>(block, j + i, w + i, partial, fresh, first{count - i});
+  }
+
+  static int64_t block_rows(int64_t padded) {
+    auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
+    const int64_t fitting = kBlockElements / padded, long_ones = least(kLongBlockElements / padded, kLongBlockRows);
+    const int64_t rows = least(fitting < long_ones ? long_ones : fitting, W);
+    return rows < 1 ? 1 : rows;
   }
 
   // f(block, first row, whether it is the chunk's first, partial sums) for the blocks of a chunk.
@@ -133,8 +164,7 @@ struct Backward {
   FASTOPS_INLINE void for_blocks(int64_t chunk, F f) const {
     const int64_t begin_row = chunk * a.rows / a.chunks, end_row = (chunk + 1) * a.rows / a.chunks;
     A* partial = a.partial ? static_cast<A*>(a.partial) + chunk * a.sums() * a.n : nullptr;
-    const int64_t padded = (a.n + W - 1) / W * W;
-    const int64_t fitting = kBlockElements / padded, step = fitting < 1 ? 1 : fitting < W ? fitting : W;
+    const int64_t step = block_rows((a.n + N - 1) / N * N);
     Block block;
     for (int64_t row = begin_row; row < end_row; row += step) {
       begin(block, row, end_row - row < step ? end_row - row : step);
@@ -142,27 +172,39 @@ struct Backward {
     }
   }
 
+  // f with the weights of columns [j, j + count), as they are or in `room`.
+  template <class F>
+  FASTOPS_INLINE void with_weights(int64_t j, int64_t count, Room<A>& room, F f) const {
+    if (weight.own())
+      f(weight.own_at(j));
+    else
+      f(weight.at(j, count, room.values));
+  }
+
   void chunk(int64_t chunk) const {
     Room<A> room;
     const int64_t n = a.n;
-    const A* prepared = n <= kSegment<A> ? weight.at(0, n, room.values) : nullptr;
+    const bool held = n <= (weight.own() ? kHeldParameters : kSegment<A>);
+    const A* prepared = held ? weight.at(0, n, room.values) : nullptr;
     // f(j, count, weights of these columns) for each segment of the columns.
     auto for_segments = [&](auto f) {
+      if (held) return f(0, n, prepared);
       for (int64_t j = 0; j < n; j += kSegment<A>) {
         const int64_t count = n - j < kSegment<A> ? n - j : kSegment<A>;
-        f(j, count, prepared ? prepared : weight.at(j, count, room.values));
+        with_weights(j, count, room, [&](const auto* w) { f(j, count, w); });
       }
     };
     for_blocks(chunk, [&](Block& block, int64_t, bool fresh, A* partial) {
       if (a.grad_input) {
-        V totals[kSums] = {}, found[kSums];
-        for_segments([&](int64_t j, int64_t count, const A* w) {
+        A totals[kSums][W] = {}, found[kSums][W];
+        for_segments([&](int64_t j, int64_t count, const auto* w) {
           sum_columns(block, j, count, w, found);
-          for (int k = 0; k < kSums; ++k) totals[k] += found[k];
+          for (int k = 0; k < kSums; ++k)
+            for (int64_t r = 0; r < block.rows; ++r) totals[k][r] += found[k][r];
         });
         set_means(block, totals);
       }
-      for_segments([&](int64_t j, int64_t count, const A* w) { write_columns(block, j, count, w, partial, fresh); });
+      for_segments([&](int64_t j, int64_t count, const auto* w) { write_columns(block, j, count, w, partial, fresh); });
     });
   }
 
@@ -171,7 +213,7 @@ struct Backward {
     Room<A> room;
     auto at = [&](int64_t row, int64_t segment) { return found + kNormFound * (row * of_row + segment); };
     for_blocks(chunk, [&](Block& block, int64_t row, bool fresh, A* partial) {
-      V totals[kSums] = {};
+      A totals[kSums][W] = {};
       if (pass == Pass::write && a.grad_input) {
         for (int64_t r = 0; r < block.rows; ++r)
           for (int64_t s = 0; s < of_row; ++s)
@@ -180,14 +222,12 @@ struct Backward {
       }
       for (int64_t s = first; s < last; ++s) {
         const int64_t j = s * kSegment<A>, count = a.n - j < kSegment<A> ? a.n - j : kSegment<A>;
-        const A* w = weight.at(j, count, room.values);
-        if (pass == Pass::write) {
-          write_columns(block, j, count, w, partial, fresh);
-          continue;
-        }
-        sum_columns(block, j, count, w, totals);
-        for (int64_t r = 0; r < block.rows; ++r)
-          for (int k = 0; k < kSums; ++k) at(row + r, s)[k] = totals[k][r];
+        with_weights(j, count, room, [&](const auto* w) {
+          if (pass == Pass::write) return write_columns(block, j, count, w, partial, fresh);
+          sum_columns(block, j, count, w, totals);
+          for (int64_t r = 0; r < block.rows; ++r)
+            for (int k = 0; k < kSums; ++k) at(row + r, s)[k] = totals[k][r];
+        });
       }
     });
   }

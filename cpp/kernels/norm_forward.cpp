@@ -7,22 +7,14 @@
 namespace fastops::FASTOPS_ISA {
 namespace {
 
-// 1 / sqrt(square + eps)
-template <class V>
-FASTOPS_INLINE V rstds_of(V square, double eps) {
-  const V spread = square + like(V{}, eps);
-  V root;
-  constexpr int lanes = sizeof(V) / sizeof(V{}[0]);
-  for (int k = 0; k < lanes; ++k)
-    root[k] = sizeof(V{}[0]) == 8 ? __builtin_sqrt(spread[k]) : __builtin_sqrtf(spread[k]);
-  return 1 / root;
-}
-
 // Of a row or of a segment: what was taken as mean, the distance of the mean from it, the mean of the squared distances
 // from the mean.
 struct Spread {
   double mean, shift, variance;
 };
+
+FASTOPS_INLINE float root(float a) { return __builtin_sqrtf(a); }
+FASTOPS_INLINE double root(double a) { return __builtin_sqrt(a); }
 
 // Whether E[d²] - shift² is a variance: no square overflowed, and shift is not nearly all of it.
 template <class A>
@@ -31,20 +23,20 @@ FASTOPS_INLINE bool holds(A shift, A variance) {
 }
 
 // Where it does not: rows that are constant but for rounding, or huge, in f64 and from a better mean.
-template <class A>
-__attribute__((noinline)) Spread measure_again(const A* x, int64_t count) {
+template <class T>
+__attribute__((noinline)) Spread measure_again(const T* x, int64_t count) {
+  using A = accumulate_t<T>;
   const double each = 1 / static_cast<double>(count);
-  double mean = 0, distance = 0;
-  for (int64_t i = 0; i < count; ++i) mean += x[i] * each;
-  for (int64_t i = 0; i < count; ++i) distance += (x[i] - mean) * each;
-  const A rounded = static_cast<A>(mean + distance);
-  double shift = 0, square = 0;
-  for (int64_t i = 0; i < count; ++i) shift += (x[i] - static_cast<double>(rounded)) * each;
-  for (int64_t i = 0; i < count; ++i) {
-    const double d = x[i] - static_cast<double>(rounded) - shift;
-    square += d * d * each;
-  }
-  return {rounded, shift, square};
+  // The mean of f(element).
+  auto mean_of = [&](auto f) {
+    double mean = 0;
+    for (int64_t i = 0; i < count; ++i) mean += f(static_cast<double>(load_first(x + i, 1)[0])) * each;
+    return mean;
+  };
+  const double mean = mean_of([](double v) { return v; });
+  const A better = static_cast<A>(mean + mean_of([&](double v) { return v - mean; }));
+  const double shift = mean_of([&](double v) { return v - better; });
+  return {better, shift, mean_of([&](double v) { return (v - better - shift) * (v - better - shift); })};
 }
 
 // Of ever more segments: the mean, as a distance from the first one's, and the squared distances from it.
@@ -61,19 +53,20 @@ struct Moments {
 
 // Elements of the rows that go together: enough to hide a sum's latency, few enough that reading and writing alternate.
 template <class A>
-constexpr int64_t kBlock = 8192 / sizeof(A);
+constexpr int64_t kBlock = 16384 / sizeof(A);
 
 template <class T, bool Layer>
 struct Forward {
   using A = accumulate_t<T>;
   using V = typename simd<A>::vec;
+  using U = unit_t<T>;
   static constexpr int64_t W = simd<A>::size;
 
   static constexpr bool kWidens = sizeof(T) != sizeof(A);
 
   const NormForward& a;
-  Parameter<A> weight{a.weight, a.parameter, 1, Layer ? A(0) : A(a.weight_offset)};
-  Parameter<A> bias{a.bias, a.parameter, 0, 0};
+  Parameter<T> weight{a.weight, a.parameter, 1, Layer ? A(0) : A(a.weight_offset)};
+  Parameter<T> bias{a.bias, a.parameter, 0, 0};
   const bool past_caches = streams<T>(a.output, a.rows, a.n);
 
   // Element j of a row and what follows, of the input alone.
@@ -91,21 +84,21 @@ struct Forward {
   // Elements [j, j + count) of a row, of the half types widened into `x`. What they sum up to, each times `factor`, or
   // the squares of an rms norm.
   FASTOPS_INLINE V read(int64_t row, int64_t j, int64_t count, A factor, A* x) const {
-    auto term = [&](int64_t i, V v, V* s) {
-      if constexpr (kWidens) store(x + i, v);
-      s[0] = v * (Layer ? V{} + factor : v);
+    auto term = [&](int64_t i, U v, U* s) {
+      if constexpr (kWidens) hold(x + i, v);
+      s[0] = v * (Layer ? every<T>(factor) : v);
     };
     const T* from = input(row, j);
     if (!a.residual)
-      return sum_vectors<V, 1>(count, [&](int64_t i, auto part, V* s) { term(i, load(from + i, part), s); }).values[0];
+      return sum_units<T, 1>(count, [&](int64_t i, auto part, U* s) { term(i, load(from + i, part), s); }).values[0];
     const T* other = residual(row, j);
     T* sum = static_cast<T*>(a.sum) + row * a.n + j;
-    return sum_vectors<V, 1>(count,
-                             [&](int64_t i, auto part, V* s) {
-                               const V v = load(from + i, part) + load(other + i, part);
-                               store(sum + i, part, v);
-                               term(i, rounded<T>(v), s);
-                             })
+    return sum_units<T, 1>(count,
+                           [&](int64_t i, auto part, U* s) {
+                             const U v = load(from + i, part) + load(other + i, part);
+                             store(sum + i, part, v);
+                             term(i, rounded<T>(v), s);
+                           })
         .values[0];
   }
   // Where they then lie.
@@ -118,8 +111,8 @@ struct Forward {
 
   // The sums of d = x - mean and of d².
   FASTOPS_INLINE lane_sums<V, 2> distances(int64_t count, A mean, const A* x) const {
-    return sum_vectors<V, 2>(count, [&](int64_t i, auto part, V* s) {
-      s[0] = keep(load(x + i, part) - mean, part);
+    return sum_units<T, 2>(count, [&](int64_t i, auto part, U* s) {
+      s[0] = keep<T>(load_held<T>(x + i, part) - every<T>(mean), part);
       s[1] = s[0] * s[0];
     });
   }
@@ -129,27 +122,31 @@ struct Forward {
   };
 
   // Columns [j, j + count) of the output, from the elements at x; those `step` rows on are fetched.
-  template <class X>
-  FASTOPS_INLINE void write(int64_t row, int64_t j, int64_t count, const Row& of, const X* x, const A* w, const A* b,
+  template <class X, class P>
+  FASTOPS_INLINE void write(int64_t row, int64_t j, int64_t count, const Row& of, const X* x, const P* w, const P* b,
                             int64_t step) const {
     T* y = static_cast<T*>(a.output) + row * a.n + j;
     const T* ahead = input(row + step, j);
-    const V mean = V{} + of.mean, rstd = V{} + of.rstd, shift = V{} + of.shift * of.rstd;
+    const U mean = every<T>(of.mean), rstd = every<T>(of.rstd), shift = every<T>(of.shift * of.rstd);
     auto all = [&](auto put) {
-      for_vectors<V>(count, [&](int64_t i, auto part) {
-        V v = load(x + i, part);
+      for_units<T>(count, [&](int64_t i, auto part) {
+        U v;
+        if constexpr (sizeof(X) == sizeof(A))
+          v = load_held<T>(x + i, part);
+        else
+          v = load(x + i, part);
         __builtin_prefetch(ahead + i);
         if constexpr (Layer)
-          v = ((v - mean) * rstd - shift) * load(w + i, part) + load(b + i, part);
+          v = ((v - mean) * rstd - shift) * load_parameter<T>(w + i, part) + load_parameter<T>(b + i, part);
         else
-          v = v * rstd * load(w + i, part);
+          v = v * rstd * load_parameter<T>(w + i, part);
         put(y + i, part, v);
       });
     };
     if (past_caches)
-      all([](T* p, auto part, V v) { put<true>(p, part, v); });
+      all([](T* p, auto part, U v) { put<true>(p, part, v); });
     else
-      all([](T* p, auto part, V v) { put<false>(p, part, v); });
+      all([](T* p, auto part, U v) { put<false>(p, part, v); });
   }
 
   FASTOPS_INLINE void save(int64_t row, const Row& of) const {
@@ -164,41 +161,48 @@ struct Forward {
     }
   }
 
-  FASTOPS_INLINE A rstd_of(double variance) const { return static_cast<A>(1 / __builtin_sqrt(variance + a.eps)); }
+  FASTOPS_INLINE A rstd_of(double variance) const { return static_cast<A>(1 / root(variance + a.eps)); }
+
+  FASTOPS_INLINE bool own_parameters() const { return weight.own() && (!Layer || bias.own()); }
 
   // As many rows at once as fit into one segment.
   void short_rows(int64_t row_begin, int64_t row_end) const {
     Room<A> x, weight_room, bias_room;
-    const int64_t n = a.n, padded = (n + W - 1) / W * W;
+    const int64_t n = a.n, padded = (n + kUnit<T> - 1) / kUnit<T> * kUnit<T>;
     const int64_t fitting = kBlock<A> / padded, step = fitting < 1 ? 1 : fitting < W ? fitting : W;
-    const A* w = weight.at(0, n, weight_room.values);
-    const A* b = Layer ? bias.at(0, n, bias_room.values) : nullptr;
+    const bool as_they_are = own_parameters() && (n > kHeldParameters || row_end - row_begin < 4);
+    const A* w = as_they_are ? nullptr : weight.at(0, n, weight_room.values);
+    const A* b = as_they_are || !Layer ? nullptr : bias.at(0, n, bias_room.values);
     const A each = 1 / static_cast<A>(n);
-    alignas(64) A means[W] = {}, shifts[W] = {}, variances[W], rstds[W];
-    row_sums<V> sums, squares;
+    alignas(64) A means[W] = {}, shifts[W] = {}, squares[W], rstds[W];
+    row_sums<A> sums, sums_of_squares;
     for (int64_t row = row_begin; row < row_end; row += step) {
       const int64_t rows = row_end - row < step ? row_end - row : step;
       auto held_of = [&](int64_t r) { return held(row + r, 0, x.values + r * padded); };
       for (int64_t r = 0; r < rows; ++r) sums.of_row[r] = read(row + r, 0, n, each, x.values + r * padded);
-      V square = sums.finish(rows);
+      sums.finish(rows, Layer ? means : squares);
       if constexpr (Layer) {
-        store(means, square);
         for (int64_t r = 0; r < rows; ++r) {
           const auto found = distances(n, means[r], held_of(r));
           sums.of_row[r] = found.values[0];
-          squares.of_row[r] = found.values[1];
+          sums_of_squares.of_row[r] = found.values[1];
         }
-        const V shift = sums.finish(rows) * each;
-        square = squares.finish(rows) * each - shift * shift;
-        store(shifts, shift);
-        store(variances, square);
-      } else {
-        square *= each;
+        sums.finish(rows, shifts);
+        sums_of_squares.finish(rows, squares);
       }
-      store(rstds, rstds_of(square, a.eps));
-      for (int64_t r = 0; Layer && r < rows; ++r)
-        if (!holds(shifts[r], variances[r])) [[unlikely]] {
-          const Spread better = measure_again(held_of(r), n);
+      bool doubtful = false;
+      for (int64_t r = 0; r < rows; ++r) {
+        squares[r] *= each;
+        if constexpr (Layer) {
+          shifts[r] *= each;
+          squares[r] -= shifts[r] * shifts[r];
+          doubtful |= !holds(shifts[r], squares[r]);
+        }
+        rstds[r] = 1 / root(squares[r] + static_cast<A>(a.eps));
+      }
+      for (int64_t r = 0; doubtful && r < rows; ++r)
+        if (!holds(shifts[r], squares[r])) {
+          const Spread better = measure_again(source(row + r, 0), n);
           means[r] = static_cast<A>(better.mean);
           shifts[r] = static_cast<A>(better.shift);
           rstds[r] = rstd_of(better.variance);
@@ -206,7 +210,10 @@ struct Forward {
       for (int64_t r = 0; r < rows; ++r) {
         const Row of{means[r], shifts[r], rstds[r]};
         save(row + r, of);
-        write(row + r, 0, n, of, held_of(r), w, b, step);
+        if (as_they_are)
+          write(row + r, 0, n, of, held_of(r), weight.own_at(0), bias.own_at(0), step);
+        else
+          write(row + r, 0, n, of, held_of(r), w, b, step);
       }
     }
   }
@@ -225,7 +232,7 @@ struct Forward {
     const A shift = sum_lanes(found.values[0]) * each;
     const A variance = sum_lanes(found.values[1]) * each - shift * shift;
     if (!holds(shift, variance)) [[unlikely]]
-      return measure_again(from, count);
+      return measure_again(source(row, j), count);
     return {sum, shift, variance};
   }
 
@@ -241,6 +248,7 @@ struct Forward {
     Room<A> weight_room, bias_room;
     const int64_t count = count_at(j);
     if (j == 0) save(row, known);
+    if (own_parameters()) return write(row, j, count, known, source(row, j), weight.own_at(j), bias.own_at(j), step);
     write(row, j, count, known, source(row, j), weight.at(j, count, weight_room.values),
           Layer ? bias.at(j, count, bias_room.values) : nullptr, step);
   }

@@ -19,6 +19,17 @@ struct bf16 {
   uint16_t bits;
 };
 
+template <bool Which, class T, class F>
+struct choice {
+  using type = T;
+};
+template <class T, class F>
+struct choice<false, T, F> {
+  using type = F;
+};
+template <bool Which, class T, class F>
+using choose = typename choice<Which, T, F>::type;
+
 // What a kernel computes in: float for the half types.
 template <class T>
 struct accumulate {
@@ -259,18 +270,18 @@ struct raw<32> : raw_halves<32> {  // f32 and f64; a masked store is slow on man
 };
 #elif defined(__AVX512BW__) && defined(__AVX512VL__) && FASTOPS_VECTOR_BYTES == 64
 template <>
-struct raw<64> {  // f32 and f64, in units of 4 bytes
+struct raw<64> {
   typedef char vec __attribute__((vector_size(64)));
-  static FASTOPS_INLINE __mmask16 mask(int64_t bytes) { return (__mmask16)((1u << (bytes / 4)) - 1u); }
+  static FASTOPS_INLINE __mmask32 mask(int64_t bytes) { return (__mmask32)((1u << (bytes / 2)) - 1u); }
   static FASTOPS_INLINE vec load_first(const char* p, int64_t bytes) {
-    return (vec)_mm512_maskz_loadu_ps(mask(bytes), p);
+    return (vec)_mm512_maskz_loadu_epi16(mask(bytes), p);
   }
   static FASTOPS_INLINE void store_first(char* p, int64_t bytes, vec v) {
-    _mm512_mask_storeu_ps(p, mask(bytes), (__m512)v);
+    _mm512_mask_storeu_epi16(p, mask(bytes), (__m512i)v);
   }
 };
 template <>
-struct raw<32> {  // the half types
+struct raw<32> {  // a vector of the half types
   typedef char vec __attribute__((vector_size(32)));
   static FASTOPS_INLINE __mmask16 mask(int64_t bytes) { return (__mmask16)((1u << (bytes / 2)) - 1u); }
   static FASTOPS_INLINE vec load_first(const char* p, int64_t bytes) {

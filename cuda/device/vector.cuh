@@ -43,6 +43,34 @@ __device__ inline Vector<T, N> narrow_all(const accumulate_t<T> (&x)[N]) {
   return v;
 }
 
+// *p = v where `own`, by a predicate: the compiler would put all that v is made of behind a branch, loads of parameters too,
+// and then wait for one vector after the other.
+template <class V>
+__device__ inline void store_if(bool own, V* p, const V& v) {
+  const int holds = own;
+  if constexpr (sizeof(V) == 16) {
+    const auto* w = reinterpret_cast<const unsigned*>(&v);
+    asm volatile(
+        "{\n.reg .pred own;\nsetp.ne.s32 own, %0, 0;\n@own st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(holds),
+        "l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+        : "memory");
+  } else if constexpr (sizeof(V) == 8) {
+    const auto* w = reinterpret_cast<const unsigned*>(&v);
+    asm volatile("{\n.reg .pred own;\nsetp.ne.s32 own, %0, 0;\n@own st.global.v2.b32 [%1], {%2, %3};\n}" ::"r"(holds),
+                 "l"(p), "r"(w[0]), "r"(w[1])
+                 : "memory");
+  } else if constexpr (sizeof(V) == 4) {
+    asm volatile("{\n.reg .pred own;\nsetp.ne.s32 own, %0, 0;\n@own st.global.b32 [%1], %2;\n}" ::"r"(holds), "l"(p),
+                 "r"(*reinterpret_cast<const unsigned*>(&v))
+                 : "memory");
+  } else {
+    static_assert(sizeof(V) == 2);
+    asm volatile("{\n.reg .pred own;\nsetp.ne.s32 own, %0, 0;\n@own st.global.b16 [%1], %2;\n}" ::"r"(holds), "l"(p),
+                 "h"(*reinterpret_cast<const unsigned short*>(&v))
+                 : "memory");
+  }
+}
+
 // Makes the compiler take v as new, so that it widens it again rather than hold twice the registers from pass to pass.
 template <class T, int N>
 __device__ inline void hold_narrow(Vector<T, N>& v) {
