@@ -7,20 +7,24 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-// Blocks that are to fit a multiprocessor at once; early kernels need more of them to hide their loads.
-constexpr int resident_blocks(int threads, bool early) {
+// Early kernels with few elements a thread, whose registers leave room for more of them.
+template <class T, int W, int Vectors, bool Early>
+constexpr bool holds_little = Early && W > 1 && Vectors* W <= kElements<T, W>;
+
+// Blocks that are to fit a multiprocessor at once.
+constexpr int resident_blocks(int threads, bool more) {
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 750 || __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870)
   constexpr int kThreads = __CUDA_ARCH__ == 750 ? 1024 : 1280, kBlocks = 16;
 #else
   constexpr int kThreads = 1280, kBlocks = 24;
 #endif
-  return std::min((early ? kThreads : 1024) / threads, kBlocks);
+  return std::min((more ? kThreads : 1024) / threads, kBlocks);
 }
 
 // Lanes: those of a row; 0: the block. Early: parameters are fetched with the row, else once the sums are there, which
 // leaves registers for another block.
 template <Norm N, class T, class P, int W, int Vectors, int Lanes, int Threads, bool Early>
-__global__ void __launch_bounds__(Threads, resident_blocks(Threads, Early&& W > 1))
+__global__ void __launch_bounds__(Threads, resident_blocks(Threads, holds_little<T, P, W, Vectors, Early>))
     forward_kernel(const __grid_constant__ Forward<T, P> a) {
   using A = accumulate_t<T>;
   constexpr int kTeamRows = Lanes ? Threads / Lanes : 1;
@@ -206,7 +210,7 @@ void launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
   for (int64_t row = 0; row < all.rows; row += kMostBlocks * kRows) {
     const Forward<T, P> a = all.from_row(N, row);
     const auto blocks = static_cast<unsigned>(std::min(ceil_div(a.rows, kRows), kMostBlocks));
-    constexpr bool kEarly = Lanes || Vectors * W <= kElements<T, W>;
+    constexpr bool kEarly = (Lanes && sizeof(P) == sizeof(T)) || Vectors * W <= kElements<T, W>;
     forward_kernel<N, T, P, W, Vectors, Lanes, Threads, kEarly><<<blocks, threads, 0, stream>>>(a);
   }
 }
