@@ -8,8 +8,8 @@ namespace fastops::FASTOPS_ARCH {
 namespace {
 
 // Early kernels with few elements a thread, whose registers leave room for more of them.
-template <class T, int W, int Vectors, bool Early>
-constexpr bool holds_little = Early && W > 1 && Vectors* W <= kElements<T, W>;
+template <class T, class P, int W, int Vectors, bool Early>
+constexpr bool holds_little = Early && W > 1 && (Vectors * W <= kElements<T, W>) && sizeof(P) == sizeof(T);
 
 // Blocks that are to fit a multiprocessor at once.
 constexpr int resident_blocks(int threads, bool more) {
