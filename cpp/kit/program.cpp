@@ -17,8 +17,8 @@ const Program& program_of(int64_t id) {
   return *program;
 }
 
-const Kernel* find(const Program& program, int64_t dtypes, int device, int variant) {
-  for (const Kernel* k = program.kernels.load(std::memory_order_acquire); k; k = k->next)
+const Compiled* find(const Program& program, int64_t dtypes, int device, int variant) {
+  for (const Compiled* k = program.kernels.load(std::memory_order_acquire); k; k = k->next)
     if (k->dtypes == dtypes && k->device == device && k->variant == variant) return k;
   return nullptr;
 }
@@ -26,7 +26,7 @@ const Kernel* find(const Program& program, int64_t dtypes, int device, int varia
 }  // namespace
 
 uint64_t Program::kernel(int64_t dtypes, int device, int variant) const {
-  const Kernel* kernel = find(*this, dtypes, device, variant);
+  const Compiled* kernel = find(*this, dtypes, device, variant);
   if (!kernel) [[unlikely]] {
     std::array<StableIValue, 4> stack{to_stack(id), to_stack(dtypes), to_stack(int64_t{device}),
                                       to_stack(int64_t{variant})};
@@ -133,8 +133,8 @@ void add_kernel(int64_t id, int64_t dtypes, int device, int variant, uint64_t ha
   auto& program = const_cast<Program&>(program_of(id));
   std::lock_guard lock(mutex);
   if (find(program, dtypes, device, variant)) return;  // another thread was first
-  const Kernel* next = program.kernels.load(std::memory_order_relaxed);
-  program.kernels.store(new Kernel{dtypes, device, variant, handle, next}, std::memory_order_release);
+  const Compiled* next = program.kernels.load(std::memory_order_relaxed);
+  program.kernels.store(new Compiled{dtypes, device, variant, handle, next}, std::memory_order_release);
 }
 
 }  // namespace fastops::kit

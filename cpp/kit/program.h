@@ -13,12 +13,12 @@ constexpr int kMaxOperands = 24;  // inputs and outputs
 constexpr int kMaxScalars = 8;
 constexpr int kMaxRank = 64;  // torch's own limit
 
-struct Kernel {
+struct Compiled {
   int64_t dtypes;
   int device;       // -1: the CPU
   int variant;      // how the elements lie, or what part of the work it does: each kind of op has its own
   uint64_t handle;  // a function's address on the CPU, kit/launch.h's kernel on a GPU; 0: there is none
-  const Kernel* next;
+  const Compiled* next;
 };
 
 struct Program {
@@ -26,7 +26,7 @@ struct Program {
   std::string name, reference;
   std::vector<std::string> tensors;
   int scalars, outputs;
-  std::atomic<const Kernel*> kernels{nullptr};  // read without a lock; none is ever taken off
+  std::atomic<const Compiled*> kernels{nullptr};  // read without a lock; none is ever taken off
 
   // Compiled at the first call for it. 0 where there is none.
   uint64_t kernel(int64_t dtypes, int device, int variant) const;
