@@ -8,7 +8,7 @@
 
 #include "core/cuda.h"
 #include "core/isa.h"
-#include "kit/program.h"
+#include "kit/bind.h"
 
 namespace nb = nanobind;
 
@@ -89,11 +89,6 @@ NB_MODULE(_C, m) {
   m.def("cuda_devices", &cuda_devices, "For each visible GPU the arch group in use, or None, and the reason.");
   m.def("cuda_fit", &cuda_fit, nb::arg("capability"), nb::arg("driver"),
         "What a GPU of this capability (90) would run under a driver for this CUDA (13000); asks no driver.");
-  m.def("kit_define", &kit::define, nb::arg("name"), nb::arg("reference"), nb::arg("tensors"), nb::arg("scalars"),
-        nb::arg("outputs"), "Make a program of the kit and return its number, the default of its schemas' last argument.");
-  m.def("kit_implement", &kit::implement, nb::arg("op"), nb::arg("reduces"),
-        "Implement an op for the CPU and CUDA keys by the program that its schema names.");
-  m.def("kit_add_kernel", &kit::add_kernel, nb::arg("program"), nb::arg("dtypes"), nb::arg("device"),
-        nb::arg("variant"), nb::arg("handle"), "What fastops::kit_compile was asked for; handle 0: there is none.");
   m.def("cuda_error", &cuda_error, "Why no GPU is visible, in the CUDA runtime's words; empty if some are.");
+  kit::bind(m);
 }

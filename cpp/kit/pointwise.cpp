@@ -1,4 +1,4 @@
-// Elementwise ops that are defined at run time. What is compiled for them is in src/fastops/kit/pointwise_source.py.
+// Elementwise ops that are defined at run time. What is compiled for them is in src/fastops/kit/sources.
 #include <cstdint>
 #include <limits>
 
@@ -136,8 +136,8 @@ bool run_cuda(Call& call, Operands& p) {
   if (!kernel) return false;
   void* of_contiguous[] = {p.data, &groups, &p.numel, call.scalars};
   void* of_strided[] = {p.data, &p.index, &p.ndim, &threads, call.scalars};
-  launch(call.name(), kernel, call.device, (threads + kThreads - 1) / kThreads, kThreads,
-         p.contiguous ? of_contiguous : of_strided);
+  const auto blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+  reinterpret_cast<Kernel*>(kernel)->launch({blocks}, {kThreads}, 0, p.contiguous ? of_contiguous : of_strided);
   return true;
 }
 

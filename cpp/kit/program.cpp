@@ -2,6 +2,8 @@
 
 #include <mutex>
 
+#include "kit/launch.h"
+
 namespace fastops::kit {
 namespace {
 
@@ -135,6 +137,11 @@ void add_kernel(int64_t id, int64_t dtypes, int device, int variant, uint64_t ha
   if (find(program, dtypes, device, variant)) return;  // another thread was first
   const Compiled* next = program.kernels.load(std::memory_order_relaxed);
   program.kernels.store(new Compiled{dtypes, device, variant, handle, next}, std::memory_order_release);
+}
+
+void add_cuda_kernel(int64_t id, int64_t dtypes, int device, int variant, uintptr_t image, const std::string& symbol) {
+  auto* kernel = new Kernel(program_of(id).name, *reinterpret_cast<const Image*>(image), symbol, device);
+  add_kernel(id, dtypes, device, variant, reinterpret_cast<uintptr_t>(kernel));
 }
 
 }  // namespace fastops::kit

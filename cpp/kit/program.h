@@ -17,7 +17,7 @@ struct Compiled {
   int64_t dtypes;
   int device;       // -1: the CPU
   int variant;      // how the elements lie, or what part of the work it does: each kind of op has its own
-  uint64_t handle;  // a function's address on the CPU, kit/launch.h's kernel on a GPU; 0: there is none
+  uint64_t handle;  // the address of a function, or of a Kernel on a GPU; 0: there is none
   const Compiled* next;
 };
 
@@ -68,6 +68,9 @@ int64_t define(std::string name, std::string reference, std::vector<std::string>
 // For the CPU and CUDA keys of `op`, "space::name".
 void implement(const std::string& op, bool reduces);
 void add_kernel(int64_t program, int64_t dtypes, int device, int variant, uint64_t handle);
+
+void add_cuda_kernel(int64_t program, int64_t dtypes, int device, int variant, uintptr_t image,
+                     const std::string& symbol);
 
 // Boxed.
 void pointwise(StableIValue* stack, uint64_t arguments, uint64_t results);

@@ -1,4 +1,4 @@
-// Reductions that are defined at run time. What is compiled for them is in src/fastops/kit/reduction_source.py.
+// Reductions that are defined at run time. What is compiled for them is in src/fastops/kit/sources.
 //
 // Each output is a row of n elements, split into chunks of one length. The order of a row's sum depends on n and on how
 // the row lies in memory; not on the number of rows, of threads or of multiprocessors.
@@ -27,7 +27,8 @@ struct Index {
 };
 
 struct Extent {
-  int64_t rows, n, chunk, chunks;
+  int64_t rows, n;                // n: elements of a row
+  int64_t count, chunk, chunks;   // what this pass reads of a row, in chunks
   int64_t row_dims, element_dims;
 };
 
@@ -90,7 +91,7 @@ Work combining(const Work& work, void* partials) {
     next.rows.strides[1][d] = step;
     step *= work.rows.sizes[d];
   }
-  next.elements.sizes[0] = next.extent.chunk = work.extent.chunks;
+  next.elements.sizes[0] = next.extent.count = next.extent.chunk = work.extent.chunks;
   next.elements.strides[0][0] = 1;
   next.extent.chunks = next.extent.element_dims = 1;
   return next;
@@ -110,7 +111,7 @@ void run_cpu(const Call& call, const Work& work, uint64_t kernel, int64_t varian
   auto* loop = reinterpret_cast<Loop*>(kernel);
   const Extent& e = work.extent;
   const int64_t together = variant & columns ? kCpuColumns : 1;
-  run_on_threads(ceil_div(e.rows, together) * e.chunks, together * std::min(e.n, e.chunk) * size_of(call.dtype),
+  run_on_threads(ceil_div(e.rows, together) * e.chunks, together * std::min(e.count, e.chunk) * size_of(call.dtype),
                  [&](int64_t begin, int64_t end) {
                    loop(work.data, &work.rows, &work.elements, &e, call.scalars, variant, begin, end);
                  });
@@ -131,11 +132,11 @@ bool in_vectors(const Call& call, const Work& work) {
   return true;
 }
 
-void run_cuda(const Call& call, Work& work, uint64_t kernel, int variant) {
-  void* arguments[] = {work.data, &work.rows, &work.elements, &work.extent, const_cast<double*>(call.scalars)};
+void run_cuda(Call& call, Work& work, uint64_t kernel, int variant) {
+  void* arguments[] = {work.data, &work.rows, &work.elements, &work.extent, call.scalars};
   const int64_t rows_a_block = variant & columns ? 32 : variant & brief ? kThreads / 32 : 1;
-  launch(call.name(), kernel, call.device, ceil_div(work.extent.rows, rows_a_block) * work.extent.chunks, kThreads,
-         arguments);
+  const auto blocks = static_cast<unsigned>(ceil_div(work.extent.rows, rows_a_block) * work.extent.chunks);
+  reinterpret_cast<Kernel*>(kernel)->launch({blocks}, {kThreads}, 0, arguments);
 }
 
 // Nothing where no kernel takes the inputs.
@@ -157,6 +158,7 @@ std::optional<Tensor> run(Call& call, const std::vector<int64_t>& dims, bool kee
   Tensor output = allocate(sizes, call.inputs[0], wide ? accumulate_type(call.dtype) : call.dtype);
   if (e.rows == 0) return output;
   if (!describe(call, shape, mask, output, keepdim, work)) return std::nullopt;
+  e.count = e.n;
   e.chunk = kChunk;
   e.chunks = ceil_div(e.n, kChunk);
 

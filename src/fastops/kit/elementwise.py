@@ -13,10 +13,12 @@ from .._operator import Differentiable
 from . import expression
 from .errors import ExpressionError
 from .expression import Node
+from .expression.nodes import name as name_node, number
 from .pointwise import Pointwise, pointwise
-from .pointwise_source import STRIDED, VECTORS
+from .source import STRIDED, VECTORS
 from .program import DTYPES, promoted
 
+_ZERO = number(0.0)
 _compiling = torch.compiler.is_dynamo_compiling
 
 
@@ -35,12 +37,17 @@ def _names(base: str, count: int, taken: Sequence[str]) -> tuple[str, ...]:
     return names if not set(names) & set(taken) else _names(base + "_", count, taken)
 
 
+def _chain(nodes: Sequence[Node], grads: Sequence[str], tensor: str) -> Node:
+    terms = [name_node(g) * d for node, g in zip(nodes, grads, strict=True) if (d := expression.derivative(node, tensor)) is not _ZERO]
+    return sum(terms[1:], terms[0]) if terms else _ZERO
+
+
 def _gradient(program: Pointwise, given: Sequence[Node] | None, wanted: Sequence[int]) -> _Gradient:
     taken = program.tensors + program.scalars
     grads = _names("grad", program.outputs, taken)
     outs = _names("out", program.outputs, taken)
     if given is None:
-        nodes = [expression.chain(program.nodes, grads, program.tensors[k]) for k in wanted]
+        nodes = [_chain(program.nodes, grads, program.tensors[k]) for k in wanted]
     else:
         nodes = [given[k] for k in wanted]
     used = frozenset().union(*map(expression.names, nodes))

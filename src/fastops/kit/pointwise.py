@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import compute_elementwise_output_strides
 
-from .._operator import wide
-from . import expression, pointwise_source
+from . import expression, source
 from .expression import Node
 from .program import Program, promoted, unique
 
@@ -23,41 +22,36 @@ class Pointwise(Program):
 
     def __init__(self, name: str, tensors: Sequence[str], scalars: Sequence[str], nodes: Sequence[Node], content: str):
         self.nodes = tuple(nodes)
+        self._torch = expression.torch_function(self.nodes, (*tensors, *scalars))
         super().__init__(name, tensors, scalars, len(self.nodes), content)
 
     def reference(self, *inputs: Any) -> Any:
         tensors = inputs[: len(self.tensors)]
         shape = torch.broadcast_shapes(*(t.shape for t in tensors))
         dtype = promoted(tensors)
-        values = [x if dtype is None else wide(x) for x in tensors]
-        names = self.tensors + self.scalars
-        results = expression.evaluate(self.nodes, dict(zip(names, [*values, *inputs[len(tensors) :]], strict=True)))
-        outputs = tuple(_fresh(y, shape, dtype, tensors) for y in results)
+        outputs = tuple(_fresh(y.to(dtype), shape, tensors) for y in self._torch(*inputs))
         return outputs[0] if len(outputs) == 1 else outputs
 
     def fake(self, *inputs: Any) -> Any:
         tensors = inputs[: len(self.tensors)]
-        dtype = promoted(tensors)
-        if dtype is None:
-            return self.reference(*inputs)
         shape = torch.broadcast_shapes(*(t.shape for t in tensors))
         strides = compute_elementwise_output_strides(*(t.expand(shape) for t in tensors))
+        dtype = promoted(tensors)
         outputs = tuple(tensors[0].new_empty_strided(shape, strides, dtype=dtype) for _ in self.nodes)
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def cpp(self, dtypes: Sequence[int], variant: int) -> str:
-        return pointwise_source.cpp(self.tensors, self.scalars, self.nodes, dtypes)
+    def cpp(self, dtypes: Sequence[int]) -> str:
+        return source.pointwise_cpp(self._function(), dtypes)
 
-    def cuda(self, kernel: str, dtypes: Sequence[int], variant: int) -> str:
-        return pointwise_source.cuda(kernel, self.tensors, self.scalars, self.nodes, dtypes, variant)
+    def cuda(self, dtypes: Sequence[int], variant: int) -> str:
+        return source.pointwise_cuda(self._function(), dtypes, variant)
+
+    def _function(self) -> source.Function:
+        return source.Function("compute", self.tensors, self.scalars, self.nodes)
 
 
-def _fresh(y: Any, shape: torch.Size, dtype: torch.dtype | None, tensors: Sequence[Tensor]) -> Tensor:
-    """An output in full and of its own: expressions may be a constant, or one of the inputs."""
-    if not isinstance(y, Tensor):
-        y = torch.full((), y, dtype=dtype, device=tensors[0].device)
-    if dtype is not None:
-        y = y.to(dtype)
+def _fresh(y: Tensor, shape: torch.Size, tensors: Sequence[Tensor]) -> Tensor:
+    """An output in full and of its own, where the expression is a constant or one of the inputs."""
     if y.shape != shape:
         return y.expand(shape).clone(memory_format=torch.contiguous_format)
     return y.clone() if any(y is t for t in tensors) else y

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from .._operator import KERNEL_DTYPES, _on_one_device
-from . import compiler, nvrtc
-from .errors import KitError
+from .._operator import _on_one_device
+from . import compiler, expression, nvrtc
+from .errors import NoCompiler
 
 SPACE = "fastops_kit"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # in the order of cpp/core/dtype.h
@@ -68,12 +68,12 @@ class Program:
         """Empty outputs of the right shape, strides and dtype."""
         raise NotImplementedError
 
-    def cpp(self, dtypes: Sequence[int], variant: int) -> str:
+    def cpp(self, dtypes: Sequence[int]) -> str:
         """C++ source with an ``extern "C"`` function ``loop``."""
         raise NotImplementedError
 
-    def cuda(self, kernel: str, dtypes: Sequence[int], variant: int) -> str:
-        """CUDA source of one kernel of that name."""
+    def cuda(self, dtypes: Sequence[int], variant: int) -> str:
+        """CUDA source of one kernel, ``kit_kernel``."""
         raise NotImplementedError
 
     def compile(self, dtypes: Sequence[int], device: int, variant: int) -> None:
@@ -84,27 +84,24 @@ class Program:
             device: of CUDA; -1 is the CPU.
             variant: one of the kind's own.
         """
-        try:
-            handle, path = self._on_cpu(dtypes, variant) if device < 0 else self._on_cuda(dtypes, device, variant)
-        except compiler.NoCompiler as error:
-            handle, path = 0, f"plain PyTorch: {error}"
-        except nvrtc.NoNvrtc as error:
-            handle, path = 0, f"plain PyTorch: {error}"
-            _warn(str(error))
-        self.paths[(device, *dtypes)] = path
         key = sum(dtype << 2 * k for k, dtype in enumerate(dtypes))
-        _C.kit_add_kernel(self.number, key, device, variant, handle)
-
-    def _on_cpu(self, dtypes: Sequence[int], variant: int) -> tuple[int, str]:
-        library = compiler.shared_library(self.cpp(dtypes, variant), name=self.name)
-        address = ctypes.cast(library.loop, ctypes.c_void_p).value
-        return address or 0, f"C++ compiled by {compiler.available()}"
-
-    def _on_cuda(self, dtypes: Sequence[int], device: int, variant: int) -> tuple[int, str]:
-        kernel = f"{self.name}_kernel"
-        arch = nvrtc.arch_of(device)
-        image = nvrtc.compile(self.cuda(kernel, dtypes, variant), name=self.name, arch=arch)
-        return _C.kit_kernel(self.name, _C.kit_load(image.cubin), kernel, device), f"CUDA compiled by NVRTC for {arch}"
+        place = (self.number, key, device, variant)
+        try:
+            if device < 0:
+                library = compiler.shared_library(self.cpp(dtypes), name=self.name, options=expression.CPP_OPTIONS)
+                _C.kit_add_kernel(*place, ctypes.cast(library.loop, ctypes.c_void_p).value or 0)
+                path = f"C++ compiled by {compiler.available()}"
+            else:
+                arch = nvrtc.arch_of(device)
+                image = nvrtc.compile(self.cuda(dtypes, variant), name=self.name, arch=arch)
+                _C.kit_add_cuda_kernel(*place, _C.kit_load(image.cubin), "kit_kernel")
+                path = f"CUDA compiled by NVRTC for {arch}"
+        except NoCompiler as error:
+            _C.kit_add_kernel(*place, 0)
+            path = f"plain PyTorch: {error}"
+            if device >= 0:
+                _warn(str(error))
+        self.paths[(device, *dtypes)] = path
 
 
 P = TypeVar("P", bound=Program)
@@ -118,17 +115,25 @@ def unique(name: str, make: Callable[[], P]) -> P:
         return _by_name[name]
 
 
-def promoted(tensors: Sequence[Tensor]) -> torch.dtype | None:
-    """The dtype in which kernels return a function of these tensors; None where they take another way."""
-    dtypes = [t.dtype for t in tensors if t.dim()] or [t.dtype for t in tensors]
-    if any(t.dtype not in KERNEL_DTYPES for t in tensors):
-        return None
-    return functools.reduce(torch.promote_types, dtypes)
+def promoted(tensors: Sequence[Tensor]) -> torch.dtype:
+    """The dtype of a function of these tensors, as torch's own promote: floating point at least."""
+    with_dims = [t.dtype for t in tensors if t.dim()]
+    without = [t.dtype for t in tensors if not t.dim()]
+    dtype = functools.reduce(torch.promote_types, with_dims or without)
+    if with_dims and without:
+        scalar = functools.reduce(torch.promote_types, without)
+        if _category(scalar) > _category(dtype):
+            dtype = scalar
+    return dtype if _category(dtype) else torch.get_default_dtype()
+
+
+def _category(dtype: torch.dtype) -> int:
+    return 2 if dtype.is_complex else int(dtype.is_floating_point)
 
 
 @functools.cache
 def _warn(reason: str) -> None:
-    warnings.warn(f"[kit] CUDA tensors take plain PyTorch: {reason}", stacklevel=2)
+    warnings.warn(f"{reason}. Until then CUDA tensors take plain PyTorch", stacklevel=2)
 
 
 def _compile(number: int, dtypes: int, device: int, variant: int) -> None:
