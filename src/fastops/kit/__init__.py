@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from .check import check
 from .errors import KitError
 from .op import op
 
-__all__ = ["KitError", "op"]
+__all__ = ["KitError", "check", "op"]
