@@ -222,7 +222,7 @@ _unary("abs", lambda x, y: call("sign", x), c="fabs{f}({0})")
 _binary("fmod", lambda a, b, y: 1.0, lambda a, b, y: -call("trunc", a / b))
 _binary("copysign", lambda a, b, y: _where(call("==", a, 0.0), 0.0, y / a), lambda a, b, y: 0.0)
 
-# Choices. Where two arguments tie, min and max share the gradient, as torch's do. A NaN goes through min, max, clamp and
+# Choices. Where two arguments tie, min and max share the gradient, as torch's do. NaN goes through min, max, clamp and
 # relu; fmin and fmax prefer the other argument.
 
 

@@ -11,105 +11,16 @@ from ..errors import ExpressionError
 from .emit import RESERVED
 from .place import at_place
 
-_CPP_KEYWORDS = frozenset(
-    [
-        "alignas",
-        "alignof",
-        "and",
-        "and_eq",
-        "asm",
-        "auto",
-        "bitand",
-        "bitor",
-        "bool",
-        "break",
-        "case",
-        "catch",
-        "char",
-        "char8_t",
-        "char16_t",
-        "char32_t",
-        "class",
-        "co_await",
-        "co_return",
-        "co_yield",
-        "compl",
-        "concept",
-        "const",
-        "const_cast",
-        "consteval",
-        "constexpr",
-        "constinit",
-        "continue",
-        "decltype",
-        "default",
-        "delete",
-        "do",
-        "double",
-        "dynamic_cast",
-        "else",
-        "enum",
-        "explicit",
-        "export",
-        "extern",
-        "false",
-        "float",
-        "for",
-        "friend",
-        "goto",
-        "if",
-        "inline",
-        "int",
-        "long",
-        "mutable",
-        "namespace",
-        "new",
-        "noexcept",
-        "not",
-        "not_eq",
-        "nullptr",
-        "operator",
-        "or",
-        "or_eq",
-        "private",
-        "protected",
-        "public",
-        "register",
-        "reinterpret_cast",
-        "requires",
-        "return",
-        "short",
-        "signed",
-        "sizeof",
-        "static",
-        "static_assert",
-        "static_cast",
-        "struct",
-        "switch",
-        "template",
-        "this",
-        "thread_local",
-        "throw",
-        "true",
-        "try",
-        "typedef",
-        "typeid",
-        "typename",
-        "typeof",
-        "union",
-        "unsigned",
-        "using",
-        "virtual",
-        "void",
-        "volatile",
-        "wchar_t",
-        "while",
-        "xor",
-        "xor_eq",
-        "linux",
-        "unix",
-    ]  # the last two are macros in GNU's dialect
-)
+_CPP_KEYWORDS = """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class co_await
+    co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype default delete do
+    double dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable
+    namespace new noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast
+    requires return short signed sizeof static static_assert static_cast struct switch template this thread_local throw
+    true try typedef typeid typename typeof union unsigned using virtual void volatile wchar_t while xor xor_eq
+"""
+_MACROS = "linux unix"  # of GNU's dialect
+_KEYWORDS = frozenset([*keyword.kwlist, *_CPP_KEYWORDS.split(), *_MACROS.split()])
 
 
 @dataclass(frozen=True)
@@ -127,7 +38,7 @@ def name_error(name: str) -> str | None:
         return f"expected a name of ASCII letters, digits and underscores that starts with a letter, got {name!r}"
     if "__" in name or name.lower().startswith("kit_"):
         return f"{name!r} is a name for generated code (kit_…, …__…): choose another"
-    if keyword.iskeyword(name) or name in _CPP_KEYWORDS:
+    if name in _KEYWORDS:
         return f"{name!r} is a keyword of Python or C++: choose another name"
     if name in RESERVED:
         return f"{name!r} is a function of the C library: choose another name"
