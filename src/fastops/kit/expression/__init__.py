@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from ..errors import ExpressionError
 from .derivative import chain, derivative
-from .emit import CPP_OPTIONS, PRELUDE_CPP, PRELUDE_CUDA, emit_c
+from .emit import emit_c
 from .evaluate import evaluate, torch_function
 from .from_function import from_function
 from .nodes import Node, names
 from .parse import parse
+from .prelude import CPP_OPTIONS, PRELUDE_CPP, PRELUDE_CUDA
 from .signature import Signature, parse_signature
 
 __all__ = [

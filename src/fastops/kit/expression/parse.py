@@ -44,8 +44,8 @@ def parse(text: str, names: Iterable[str], where: str = "kit") -> tuple[Node, ..
 
     Expressions are separated by commas. Before them may come statements ``t = exp(-x);``. From the loosest:
     ``c ? a : b`` and ``a if c else b``; ``||`` ``or``; ``&&`` ``and``; ``not``; one comparison; ``+ -``; ``* / %``; the
-    signs ``- + !``; ``**``. Numbers are floating-point, so ``1 / 2`` is 0.5; ``%`` has the sign of its right side, as in
-    Python and torch; a truth value counts 1 or 0 in arithmetic, and a number other than 0 is true.
+    signs ``- + !``; ``**``. Numbers are floating-point, so ``1 / 2`` is 0.5; ``%`` has the sign of its right side, as
+    in Python and torch; a truth value counts 1 or 0 in arithmetic, and a number other than 0 is true.
 
     Args:
         text: the expressions.

@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass, field
 
 from ..errors import ExpressionError
-from .emit import RESERVED
 from .place import at_place
+from .prelude import RESERVED
 
 _CPP_KEYWORDS = """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class co_await
