@@ -1,0 +1,9 @@
+"""Write your own differentiable op in a few lines: ``docs/writing_your_own_op.md``."""
+
+from __future__ import annotations
+
+from .cpp_op import cpp_op
+from .cuda_kernel import cuda_kernel
+from .errors import CompileError, KitError, NoCompiler
+
+__all__ = ["CompileError", "KitError", "NoCompiler", "cpp_op", "cuda_kernel"]
