@@ -8,5 +8,17 @@ from .cuda_kernel import cuda_kernel
 from .elementwise import elementwise
 from .errors import CompileError, ExpressionError, KitError, NoCompiler
 from .op import op
+from .reduction import reduction
 
-__all__ = ["CompileError", "ExpressionError", "KitError", "NoCompiler", "check", "cpp_op", "cuda_kernel", "elementwise", "op"]
+__all__ = [
+    "CompileError",
+    "ExpressionError",
+    "KitError",
+    "NoCompiler",
+    "check",
+    "cpp_op",
+    "cuda_kernel",
+    "elementwise",
+    "op",
+    "reduction",
+]

@@ -18,6 +18,9 @@ _TYPES = (("f16", 2), ("bf16", 2), ("float", 4), ("double", 8))
 # Variants of elementwise kernels, as in sources/pointwise.cuh.
 STRIDED, VECTORS, WIDE = 1, 2, 4
 
+# All variants of a reduction's kernels, as in cpp/kit/reduction.cpp: rows, short rows, columns, parts of long ones.
+REDUCTIONS = (0, 16, 8, 24, 1, 2, 18, 3, 12)
+
 _TEMPLATES = """
 template <int K>
 struct type_of;

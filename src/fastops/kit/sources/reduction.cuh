@@ -31,6 +31,19 @@ __device__ inline void take(real& sum, real value) {
   compute_reduce(both, nullptr, &sum);
 }
 
+// Where an element lies that several dimensions lead to. Apart, for its divisions are long.
+template <int Input>
+__device__ __noinline__ int64 place(const Elements& elements, int dims, int64 rest) {
+  int64 at = 0;
+#pragma unroll 1
+  for (int d = 0; d + 1 < dims; ++d) {
+    const int64 next = rest / elements.sizes[d];
+    at += (rest - next * elements.sizes[d]) * elements.strides[Input][d];
+    rest = next;
+  }
+  return dims ? at + rest * elements.strides[Input][dims - 1] : 0;
+}
+
 // A group of a row's elements from `first` on, of which m exist.
 template <class T, int Input>
 __device__ inline void fetch(const Operands& data, int64 base, const Elements& elements, int dims, int64 first, int m,
@@ -42,14 +55,9 @@ __device__ inline void fetch(const Operands& data, int64 base, const Elements& e
   } else {
 #pragma unroll
     for (int j = 0; j < kGroup; ++j) {
-      int64 rest = first + j, at = 0;
-      for (int d = 0; d + 1 < dims; ++d) {
-        const int64 next = rest / elements.sizes[d];
-        at += (rest - next * elements.sizes[d]) * elements.strides[Input][d];
-        rest = next;
-      }
-      if (dims) at += rest * elements.strides[Input][dims - 1];
-      wide[j] = j < m ? accumulate_t<T>(widen(p[at])) : accumulate_t<T>(0);
+      const int64 i = j < m ? first + j : first;
+      const int64 at = dims == 1 ? i * elements.strides[Input][0] : place<Input>(elements, dims, i);
+      wide[j] = accumulate_t<T>(widen(p[at]));
     }
   }
 #pragma unroll
@@ -73,6 +81,7 @@ template <int... In>
 __device__ inline Sum of_thread(const Operands& data, const Rows& rows, const Elements& elements, const Extent& e,
                                 int64 row, int64 chunk, int y, const real* scalars, Indices<In...>) {
   int64 base[kInputs] = {}, rest = row;
+#pragma unroll 1
   for (int d = 0; d < e.row_dims; ++d) {
     const int64 next = rest / rows.sizes[d], here = rest - next * rows.sizes[d];
     rest = next;
@@ -82,7 +91,7 @@ __device__ inline Sum of_thread(const Operands& data, const Rows& rows, const El
   const int dims = static_cast<int>(e.element_dims);
   const int64 begin = chunk * e.chunk, end = begin + e.chunk < e.count ? begin + e.chunk : e.count;
   Sum sum{0, false};
-#pragma unroll 4
+#pragma unroll(kVariant&(kVectors | kByColumns) ? 4 : 1)
   for (int64 first = begin + y * kGroup; first < end; first += kAlong * kGroup) {
     const int m = end - first < kGroup ? static_cast<int>(end - first) : kGroup;
     real x[kInputs][kGroup];
@@ -130,6 +139,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     return;
   }
   int64 at = 0, rest = row;
+#pragma unroll 1
   for (int d = 0; d < extent.row_dims; ++d) {
     const int64 next = rest / rows.sizes[d];
     at += (rest - next * rows.sizes[d]) * rows.strides[0][d];
