@@ -8,6 +8,7 @@
 
 #include "core/cuda.h"
 #include "core/isa.h"
+#include "kit/bind.h"
 
 namespace nb = nanobind;
 
@@ -89,4 +90,5 @@ NB_MODULE(_C, m) {
   m.def("cuda_fit", &cuda_fit, nb::arg("capability"), nb::arg("driver"),
         "What a GPU of this capability (90) would run under a driver for this CUDA (13000); asks no driver.");
   m.def("cuda_error", &cuda_error, "Why no GPU is visible, in the CUDA runtime's words; empty if some are.");
+  kit::bind(m);
 }

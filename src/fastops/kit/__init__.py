@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from .check import check
-from .errors import KitError
+from .cpp_op import cpp_op
+from .cuda_kernel import cuda_kernel
+from .errors import CompileError, KitError, NoCompiler
 from .op import op
 
-__all__ = ["KitError", "check", "op"]
+__all__ = ["CompileError", "KitError", "NoCompiler", "check", "cpp_op", "cuda_kernel", "op"]

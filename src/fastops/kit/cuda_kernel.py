@@ -1,0 +1,156 @@
+"""``kit.cuda_kernel``: a whole CUDA kernel from its source, with a typed signature."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import _C
+from . import extent, nvrtc
+from .content import content_hash
+from .errors import KitError
+from .extent import Size
+from .signature import Packing, Signature, plain_name
+
+_MAX_GRID = (2**31 - 1, 65535, 65535)
+_MAX_BLOCK = (1024, 1024, 64)
+_MAX_THREADS = 1024
+
+
+class _Ready(NamedTuple):
+    """A kernel that was compiled for certain dtypes and loaded on a device."""
+
+    handle: int
+    packing: Packing
+
+
+class CudaKernel:
+    """What ``cuda_kernel`` makes; see there."""
+
+    def __init__(
+        self,
+        source: str,
+        name: str,
+        signature: str,
+        grid: Size | Sequence[Size],
+        block: Size | Sequence[Size] = 256,
+        shared: Size = 0,
+        options: Sequence[str] = (),
+        contiguous: bool = True,
+    ):
+        self.function = name
+        self.name = plain_name(name)
+        self.source = source
+        self.options = tuple(options)
+        self.signature = Signature(signature, self.name)
+        self.contiguous = contiguous
+        names = [p.name for p in self.signature.parameters]
+        self._grid = _extents("grid", grid, names, self.name)
+        self._block = _extents("block", block, names, self.name)
+        self._shared = extent.as_function(shared, names, self.name)
+        self._described = (source, name, signature, grid, block, shared, self.options, contiguous)
+        self._ready: dict[tuple[tuple[torch.dtype, ...], torch.device], _Ready] = {}
+
+    def __call__(self, *arguments: Any) -> None:
+        """Checks the arguments and launches on the tensors' device and torch's current stream there.
+
+        Raises:
+            KitError: an argument that the signature does not take, or a size that no launch can have. Nothing was launched.
+            CompileError: the source does not compile.
+        """
+        dtypes, device = self.signature.bind(arguments, "cuda", self.contiguous)
+        ready = self._ready.get((dtypes, device)) or self._prepare(dtypes, device)
+        grid = self._sizes("grid", self._grid, _MAX_GRID, arguments)
+        block = self._sizes("block", self._block, _MAX_BLOCK, arguments)
+        if block[0] * block[1] * block[2] > _MAX_THREADS:
+            raise KitError(f"[{self.name}] block must have at most {_MAX_THREADS} threads, got {block}")
+        if 0 in grid:
+            return
+        if 0 in block:
+            raise KitError(f"[{self.name}] block must have at least one thread, got {block}")
+        (shared,) = self._sizes("shared", (self._shared,), (2**31 - 1,), arguments)
+        _C.kit_launch(ready.handle, grid, block, shared, ready.packing(arguments))
+
+    def prepare(self, *dtypes: torch.dtype, device: torch.device | str | int | None = None) -> None:
+        """Compiles and loads ahead of the first call, for one dtype a type variable; the current device if none is named."""
+        chosen = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
+        if chosen.index is None:
+            chosen = torch.device("cuda", torch.cuda.current_device())
+        self._prepare(dtypes, chosen)
+
+    def compile(self, arch: str, *dtypes: torch.dtype) -> nvrtc.Image:
+        """The machine code for an architecture (``"sm_90"``) and one dtype a type variable. Needs no GPU."""
+        types = self.signature.types(dtypes)
+        source = self.signature.prelude(types) + self.source + self.signature.checks(self.function)
+        return nvrtc.compile(source, name=self.name, arch=arch, options=self.options, kernels=[self.function])
+
+    @functools.cached_property
+    def content_hash(self) -> str:
+        """Of all that decides what a call does."""
+        return content_hash(*self._described)
+
+    def _prepare(self, dtypes: tuple[torch.dtype, ...], device: torch.device) -> _Ready:
+        packing = self.signature.packing(self.signature.types(dtypes))
+        image = self.compile(nvrtc.arch_of(device), *dtypes)
+        library = _C.kit_load(image.cubin)
+        handle = _C.kit_kernel(library, image.names[self.function], device.index, self.name, packing.offsets)
+        ready = self._ready[dtypes, device] = _Ready(handle, packing)
+        return ready
+
+    def _sizes(
+        self, what: str, extents: Sequence[Callable[..., int]], most: Sequence[int], arguments: Sequence[Any]
+    ) -> tuple[int, ...]:
+        try:
+            sizes = tuple(size(*arguments) for size in extents)
+        except (ArithmeticError, AttributeError, IndexError, TypeError) as error:
+            raise KitError(f"[{self.name}] {what} cannot be computed: {type(error).__name__}: {error}") from error
+        for size, limit in zip(sizes, most, strict=True):
+            if not isinstance(size, int) or not 0 <= size <= limit:
+                raise KitError(f"[{self.name}] {what} must be integers from 0 to {list(most)}, got {list(sizes)}")
+        return sizes
+
+
+def _extents(what: str, given: Any, names: Sequence[str], where: str) -> tuple[Callable[..., int], ...]:
+    listed = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    if not 1 <= len(listed) <= 3:
+        raise KitError(f"[{where}] {what} must have one to three sizes, got {len(listed)}")
+    return tuple(extent.as_function(size, names, where) for size in (*listed, 1, 1)[:3])
+
+
+def cuda_kernel(
+    source: str,
+    name: str,
+    signature: str,
+    grid: Size | Sequence[Size],
+    block: Size | Sequence[Size] = 256,
+    shared: Size = 0,
+    options: Sequence[str] = (),
+    contiguous: bool = True,
+) -> CudaKernel:
+    """A CUDA kernel from its source, compiled by NVRTC for the card at hand when it is first called, and cached on disk.
+
+    ``kernel(x, y, n)`` checks the arguments against the signature, then launches on the tensors' device and torch's current
+    stream. It returns nothing: outputs are arguments. It has no gradient either, nor a CPU form: that is ``kit.op``'s.
+
+    Args:
+        source: CUDA C++. It may use the ``<stdint.h>`` names, ``opmath_t<T>`` (float for the half types, else T), and
+            helper functions without ``__device__``. CUDA's own headers are found if they are installed.
+        name: the kernel, as one would write it behind the source: ``shift``, or ``shift<T>`` for a template.
+        signature: ``"const T* x, T* y, int64 n"``. A pointer is a tensor of that dtype, or None; other types are numbers
+            within their range. A capitalised name that is no type is a type variable: in each call it is the dtype of the
+            tensors that have it, and the source is compiled once for each. float16 and bfloat16 come as
+            ``fastops::float16`` and ``fastops::bfloat16``, which convert from and to float by themselves.
+            The kernel's own parameters are held against it when it is compiled.
+        grid, block, shared: blocks, threads in a block and bytes of dynamic shared memory: an integer, an expression over
+            the arguments (``"ceil(n / 256)"``, ``"numel(x) // 4"``), or a callable that is given the arguments; for grid
+            and block up to three of them. With an empty grid nothing is launched.
+        options: further options for NVRTC, such as ``--use_fast_math``.
+        contiguous: whether every tensor must be contiguous. A kernel that is given strides says False.
+
+    Raises:
+        KitError: signature, grid, block or shared cannot be understood.
+    """
+    return CudaKernel(source, name, signature, grid, block, shared, options, contiguous)

@@ -1,0 +1,45 @@
+"""A compiler's messages as an error that shows the user's own lines."""
+
+from __future__ import annotations
+
+import re
+
+from . import cache
+from .errors import CompileError
+
+_LINE = re.compile(r'#line (\d+) "(.*)"')
+# GCC's place of a message. Where it does not show the line itself, as for text that is no file, the next line is another.
+_PLACE = re.compile(r"(?P<file>[^:\n]+):(?P<line>\d+):(?P<column>\d+): ")
+
+
+def compile_error(name: str, what_for: str, log: str, source: str) -> CompileError:
+    """``source`` is kept on disk, for the message to say where."""
+    kept = cache.keep_source(source)
+    where = f"\nThe full source is {kept}" if kept else ""
+    return CompileError(f"[{name}] does not compile {what_for}:\n{_with_lines(log, source)}{where}")
+
+
+def _with_lines(log: str, source: str) -> str:
+    lines, texts = log.splitlines(), _texts(source)
+    shown = []
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        shown.append(line)
+        place = _PLACE.match(line)
+        text = texts.get((place["file"], int(place["line"]))) if place else None
+        if place and text is not None and not after.startswith(" "):
+            lead = re.sub(r"[^\t]", " ", text[: int(place["column"]) - 1])
+            shown += ["  " + text, f"  {lead}^"]
+    return "\n".join(shown)
+
+
+def _texts(source: str) -> dict[tuple[str, int], str]:
+    """Each line by the file and number that ``#line`` gives it."""
+    texts: dict[tuple[str, int], str] = {}
+    file, number = "<stdin>", 1
+    for text in source.splitlines():
+        if directive := _LINE.fullmatch(text):
+            file, number = directive[2], int(directive[1])
+            continue
+        texts[file, number] = text
+        number += 1
+    return texts

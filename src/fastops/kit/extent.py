@@ -1,0 +1,84 @@
+"""Sizes of a launch: numbers, callables, or expressions such as ``ceil(n / 256)`` over a call's arguments."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .errors import KitError
+
+_LONGEST = 1000  # characters; also what keeps the parser's recursion small
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "min": min,
+    "max": max,
+    "numel": lambda tensor: tensor.numel(),
+    "size": lambda tensor, dim: tensor.size(dim),
+}
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)
+
+Size = int | str | Callable[..., int]
+
+
+def as_function(what: Size, names: Sequence[str], where: str) -> Callable[..., int]:
+    """A function of a call's arguments.
+
+    An expression may have integers, the arguments' names, ``+ - * // %``, ``ceil(a / b)``, ``min``, ``max``,
+    ``numel(x)`` and ``size(x, dim)``; integers are exact.
+
+    Raises:
+        KitError: it has something else.
+    """
+    if callable(what):
+        return what
+    if isinstance(what, int):
+        return lambda *arguments: what
+    if not isinstance(what, str):
+        raise KitError(f"[{where}] a size must be an integer, an expression or a callable, got {type(what).__name__}")
+    try:
+        if len(what) > _LONGEST:
+            raise ValueError(f"longer than {_LONGEST} characters")
+        body = _checked(ast.parse(what.strip(), mode="eval").body, names)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise KitError(f"[{where}] cannot use the size {what[:80]!r}: {error}") from None
+    parameters = ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
+    tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(parameters, body)))
+    scope: dict[str, Any] = {"__builtins__": {}} | {_renamed(name): function for name, function in _FUNCTIONS.items()}
+    return eval(compile(tree, f"<size of {where}>", "eval"), scope)
+
+
+def _checked(node: ast.expr, names: Sequence[str]) -> ast.expr:
+    """The same tree, of nodes that are allowed alone, so that evaluating it can do nothing else."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node
+    if isinstance(node, ast.Name) and node.id in names:
+        return node
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return ast.UnaryOp(node.op, _checked(node.operand, names))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, _OPERATORS):
+        return ast.BinOp(_checked(node.left, names), node.op, _checked(node.right, names))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+        if node.func.id == "ceil" and len(node.args) == 1:
+            return _ceil(node.args[0], names)
+        if node.func.id in _FUNCTIONS:
+            function = ast.Name(_renamed(node.func.id), ast.Load())
+            return ast.Call(function, [_checked(argument, names) for argument in node.args], [])
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        raise ValueError("a quotient must be rounded: ceil(a / b), or a // b")
+    raise ValueError(
+        f"it may have integers, {', '.join(names)}, + - * // %, ceil(a / b), {', '.join(_FUNCTIONS)}; "
+        f"not {ast.unparse(node)!r}"
+    )
+
+
+def _ceil(node: ast.expr, names: Sequence[str]) -> ast.expr:
+    """-(-a // b): no float comes in, which would be wrong from 2^53 on."""
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)):
+        return _checked(node, names)
+    negative = ast.UnaryOp(ast.USub(), _checked(node.left, names))
+    return ast.UnaryOp(ast.USub(), ast.BinOp(negative, ast.FloorDiv(), _checked(node.right, names)))
+
+
+def _renamed(function: str) -> str:
+    """A name that no argument has."""
+    return f"function {function}"
