@@ -24,8 +24,8 @@ struct Index {
 
 struct Operands {
   int count = 0;
-  void* data[kMaxOperands];  // outputs first
-  int64_t item[kMaxOperands];   // bytes of an element
+  void* data[kMaxOperands];    // outputs first
+  int64_t item[kMaxOperands];  // bytes of an element
   int64_t numel;
   bool contiguous;  // every operand is one run of numel elements; then ndim and index are not set
   int ndim;

@@ -39,8 +39,7 @@ uint64_t Program::kernel(int64_t dtypes, int device, int variant) const {
   return kernel->handle;
 }
 
-Call::Call(StableIValue* stack, uint64_t arguments)
-    : program(program_of(from_stack<int64_t>(stack[arguments - 1]))) {
+Call::Call(StableIValue* stack, uint64_t arguments) : program(program_of(from_stack<int64_t>(stack[arguments - 1]))) {
   inputs.reserve(program.tensors.size());
   for (size_t k = 0; k < program.tensors.size(); ++k) inputs.push_back(from_stack<Tensor>(stack[k]));
   for (int k = 0; k < program.scalars; ++k) scalars[k] = from_stack<double>(stack[inputs.size() + k]);
@@ -111,8 +110,8 @@ int64_t define(std::string name, std::string reference, std::vector<std::string>
   std::lock_guard lock(mutex);
   FASTOPS_CHECK(program_count < kMaxPrograms, name.c_str(), "this process has defined ", kMaxPrograms,
                 " ops already, derivatives among them");
-  auto* program = new Program{program_count, std::move(name), std::move(reference), std::move(tensors), scalars,
-                              outputs};
+  auto* program =
+      new Program{program_count, std::move(name), std::move(reference), std::move(tensors), scalars, outputs};
   programs[program_count].store(program, std::memory_order_release);
   return program_count++;
 }

@@ -13,9 +13,9 @@ namespace {
 
 constexpr int kMaxInputs = 8;
 constexpr int kThreads = 256;
-constexpr int64_t kChunk = 1 << 15;   // elements; a multiple of what a block of threads takes at once
-constexpr int64_t kShort = 1 << 10;   // rows up to here are a warp's
-constexpr int64_t kCpuColumns = 64;   // neighbouring rows that a CPU task takes together
+constexpr int64_t kChunk = 1 << 15;  // elements; a multiple of what a block of threads takes at once
+constexpr int64_t kShort = 1 << 10;  // rows up to here are a warp's
+constexpr int64_t kCpuColumns = 64;  // neighbouring rows that a CPU task takes together
 
 // A variant is the sum of what holds; on the CPU it is an argument, and one function does all.
 enum Variant { columns = 1, partial = 2, combine = 4, brief = 8, vectors = 16 };
@@ -27,8 +27,8 @@ struct Index {
 };
 
 struct Extent {
-  int64_t rows, n;                // n: elements of a row
-  int64_t count, chunk, chunks;   // what this pass reads of a row, in chunks
+  int64_t rows, n;               // n: elements of a row
+  int64_t count, chunk, chunks;  // what this pass reads of a row, in chunks
   int64_t row_dims, element_dims;
 };
 
@@ -46,8 +46,8 @@ std::vector<bool> reduced_dims(const Call& call, const std::vector<int64_t>& dim
   std::vector<bool> mask(ndim, dims.empty());
   const auto count = static_cast<int64_t>(ndim);
   for (int64_t d : dims) {
-    FASTOPS_CHECK(d >= -std::max<int64_t>(count, 1) && d < std::max<int64_t>(count, 1), call.name(),
-                  "dim must be in [", -std::max<int64_t>(count, 1), ", ", std::max<int64_t>(count, 1) - 1, "], got ", d);
+    FASTOPS_CHECK(d >= -std::max<int64_t>(count, 1) && d < std::max<int64_t>(count, 1), call.name(), "dim must be in [",
+                  -std::max<int64_t>(count, 1), ", ", std::max<int64_t>(count, 1) - 1, "], got ", d);
     if (count == 0) continue;
     const int64_t at = d < 0 ? d + count : d;
     FASTOPS_CHECK(!mask[at], call.name(), "dim names dimension ", at, " twice");
@@ -163,16 +163,14 @@ std::optional<Tensor> run(Call& call, const std::vector<int64_t>& dims, bool kee
   e.chunks = ceil_div(e.n, kChunk);
 
   int variant = in_columns(work) ? columns : 0;
-  if (call.device >= 0) {
-    if (!variant && e.n <= kShort) variant |= brief;
-    if (!variant && in_vectors(call, work)) variant |= vectors;
+  if (call.device >= 0 && !variant) {
+    if (e.n <= kShort) variant |= brief;
+    if (in_vectors(call, work)) variant |= vectors;
   }
   // The kernels of a wide result are others: its dtype is the key's first.
   int64_t key = call.dtypes;
   if (wide) key = (key & ~int64_t{3}) | static_cast<int64_t>(accumulate_type(call.dtype));
-  auto kernel = [&](int of_variant) {
-    return call.program.kernel(key, call.device, call.device < 0 ? 0 : of_variant);
-  };
+  auto kernel = [&](int of_variant) { return call.program.kernel(key, call.device, call.device < 0 ? 0 : of_variant); };
   auto launch_one = [&](Work& of, uint64_t by, int of_variant) {
     call.device < 0 ? run_cpu(call, of, by, of_variant) : run_cuda(call, of, by, of_variant);
   };

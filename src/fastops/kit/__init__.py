@@ -5,7 +5,22 @@ from __future__ import annotations
 from .check import check
 from .cpp_op import cpp_op
 from .cuda_kernel import cuda_kernel
-from .errors import CompileError, KitError, NoCompiler
+from .elementwise import elementwise
+from .errors import CompileError, ExpressionError, KitError, NoCompiler
+from .numba_op import numba_op
 from .op import op
+from .reduction import reduction
 
-__all__ = ["CompileError", "KitError", "NoCompiler", "check", "cpp_op", "cuda_kernel", "op"]
+__all__ = [
+    "CompileError",
+    "ExpressionError",
+    "KitError",
+    "NoCompiler",
+    "check",
+    "cpp_op",
+    "cuda_kernel",
+    "elementwise",
+    "numba_op",
+    "op",
+    "reduction",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,12 +14,10 @@ from .._operator import Differentiable
 from . import expression
 from .errors import ExpressionError
 from .expression import Node
-from .expression.nodes import name as name_node, number
 from .pointwise import Pointwise, pointwise
+from .program import explained, prepared
 from .source import STRIDED, VECTORS
-from .program import DTYPES, promoted
 
-_ZERO = number(0.0)
 _compiling = torch.compiler.is_dynamo_compiling
 
 
@@ -31,23 +30,18 @@ class _Gradient(NamedTuple):
     outputs: tuple[int, ...]
 
 
-def _names(base: str, count: int, taken: Sequence[str]) -> tuple[str, ...]:
+def free_names(base: str, count: int, taken: Sequence[str]) -> tuple[str, ...]:
     """``grad``, or ``grad0, grad1`` for several, with underscores behind them as long as one is taken."""
     names = (base,) if count == 1 else tuple(f"{base}{k}" for k in range(count))
-    return names if not set(names) & set(taken) else _names(base + "_", count, taken)
-
-
-def _chain(nodes: Sequence[Node], grads: Sequence[str], tensor: str) -> Node:
-    terms = [name_node(g) * d for node, g in zip(nodes, grads, strict=True) if (d := expression.derivative(node, tensor)) is not _ZERO]
-    return sum(terms[1:], terms[0]) if terms else _ZERO
+    return names if not set(names) & set(taken) else free_names(base + "_", count, taken)
 
 
 def _gradient(program: Pointwise, given: Sequence[Node] | None, wanted: Sequence[int]) -> _Gradient:
     taken = program.tensors + program.scalars
-    grads = _names("grad", program.outputs, taken)
-    outs = _names("out", program.outputs, taken)
+    grads = free_names("grad", program.outputs, taken)
+    outs = free_names("out", program.outputs, taken)
     if given is None:
-        nodes = [_chain(program.nodes, grads, program.tensors[k]) for k in wanted]
+        nodes = [expression.chain(program.nodes, grads, program.tensors[k]) for k in wanted]
     else:
         nodes = [given[k] for k in wanted]
     used = frozenset().union(*map(expression.names, nodes))
@@ -55,58 +49,52 @@ def _gradient(program: Pointwise, given: Sequence[Node] | None, wanted: Sequence
     outputs = tuple(k for k, name in enumerate(outs) if name in used)
     tensors = [*grads, *(program.tensors[k] for k in inputs), *(outs[k] for k in outputs)]
     backward = pointwise(f"{program.name}_backward", tensors, program.scalars, nodes)
-    return _Gradient(differentiable(backward).call, backward, inputs, outputs)
+    return _Gradient(differentiable(backward, Gradients(backward, ahead=False)).call, backward, inputs, outputs)
 
 
-def differentiable(program: Pointwise, given: Sequence[Node] | None = None, *, ahead: bool = False) -> Differentiable:
-    """The program with its derivative.
+class Gradients:
+    """A program's gradients by any of its tensors, each made when it is first asked for.
 
-    Args:
-        program: the function.
-        given: its derivative, an expression a tensor; else it is derived.
-        ahead: make the derivative by all tensors now; ``torch.compile`` takes that, and can make none.
+    ``ahead``: that by all of them is made now; ``torch.compile`` takes it, and can make none.
     """
+
+    def __init__(self, program: Pointwise, given: Sequence[Node] | None = None, *, ahead: bool = True) -> None:
+        self._program, self._given = program, given
+        self._all = tuple(range(len(program.tensors)))
+        self._made: dict[tuple[int, ...], _Gradient] = {}
+        if ahead:
+            self.of_all()
+
+    def of_all(self) -> _Gradient:
+        return self.of(self._all)
+
+    def of(self, wanted: tuple[int, ...]) -> _Gradient:
+        if wanted not in self._made:
+            self._made[wanted] = _gradient(self._program, self._given, wanted)
+        return self._made[wanted]
+
+    def wanted(self, ctx: Any) -> tuple[int, ...]:
+        return self._all if _compiling() else tuple(k for k in self._all if ctx.needs_input_grad[k])
+
+
+def differentiable(program: Pointwise, gradients: Gradients) -> Differentiable:
     count = len(program.tensors)
-    everything = tuple(range(count))
-    made: dict[tuple[int, ...], _Gradient] = {}
-
-    def of(wanted: tuple[int, ...]) -> _Gradient:
-        if wanted not in made:
-            made[wanted] = _gradient(program, given, wanted)
-        return made[wanted]
-
-    def choose(ctx: Any) -> tuple[int, ...]:
-        return everything if _compiling() else tuple(k for k in everything if ctx.needs_input_grad[k])
 
     def save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
-        gradient = of(choose(ctx))
+        gradient = gradients.of(gradients.wanted(ctx))
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         ctx.scalars = inputs[count:]
         ctx.like = [(x.shape, x.dtype) for x in inputs[:count]]
         ctx.save_for_backward(*[inputs[k] for k in gradient.inputs], *[outputs[k] for k in gradient.outputs])
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        wanted = choose(ctx)
-        found = of(wanted).call(*grads, *ctx.saved_tensors, *ctx.scalars)
+        wanted = gradients.wanted(ctx)
+        found = gradients.of(wanted).call(*grads, *ctx.saved_tensors, *ctx.scalars)
         result: list[Tensor | None] = [None] * (count + len(ctx.scalars))
         for k, gradient in zip(wanted, found if isinstance(found, tuple) else (found,), strict=True):
-            shape, dtype = ctx.like[k]
-            if gradient.shape != shape:
-                gradient = gradient.sum_to_size(shape)
-            result[k] = gradient if gradient.dtype == dtype else gradient.to(dtype)
+            result[k] = like(gradient, *ctx.like[k])
         return tuple(result)
 
-    def batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, ...]:
-        tensors = [x if d is None else x.movedim(d, 0) for x, d in zip(inputs[:count], in_dims, strict=False)]
-        rank = max(x.dim() - (d is not None) for x, d in zip(tensors, in_dims, strict=False))
-        for k, d in enumerate(in_dims[:count]):
-            if d is not None:
-                x = tensors[k]
-                tensors[k] = x.reshape(size, *(1,) * (rank + 1 - x.dim()), *x.shape[1:])
-        return *tensors, *inputs[count:]
-
-    if ahead:
-        of(everything)
     return Differentiable(
         program.name,
         program.raw,
@@ -114,40 +102,153 @@ def differentiable(program: Pointwise, given: Sequence[Node] | None = None, *, a
         save=save,
         backward=backward,
         outputs=program.outputs,
-        batch=batch,
+        batch=functools.partial(aligned, count),
         inline=True,
     )
 
 
+def like(gradient: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """A gradient as the input that it is of, which was broadcast and promoted."""
+    if gradient.shape != shape:
+        gradient = gradient.sum_to_size(shape)
+    return gradient if gradient.dtype == dtype else gradient.to(dtype)
+
+
+def aligned(count: int, size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, ...]:
+    """The ``batch`` rule of ops whose first ``count`` inputs broadcast: batches first, then dimensions from the right."""
+    tensors = [x if d is None else x.movedim(d, 0) for x, d in zip(inputs[:count], in_dims, strict=False)]
+    rank = max(x.dim() - (d is not None) for x, d in zip(tensors, in_dims, strict=False))
+    for k, d in enumerate(in_dims[:count]):
+        if d is not None:
+            x = tensors[k]
+            tensors[k] = x.reshape(size, *(1,) * (rank + 1 - x.dim()), *x.shape[1:])
+    return *tensors, *inputs[count:]
+
+
 class Elementwise:
-    """What :func:`elementwise` returns."""
+    """What :func:`elementwise` returns: call it with tensors, and scalars by keyword."""
 
     def __init__(self, signature: expression.Signature, nodes: Sequence[Node], given: Sequence[Node] | None) -> None:
         self.name = self.__name__ = signature.name
         self.tensors, self.scalars = signature.tensors, dict(signature.scalars)
-        self.program = pointwise(signature.name, self.tensors, tuple(self.scalars), nodes)
-        self._call = differentiable(self.program, given, ahead=True).call
-        self._count = len(self.tensors)
+        self._program = pointwise(signature.name, self.tensors, tuple(self.scalars), nodes)
+        self._gradients = Gradients(self._program, given)
+        self._call = differentiable(self._program, self._gradients).call
         self._defaults = tuple(self.scalars.values())
+        self.content_hash = self._program.op
+        self.__signature__ = inspect.Signature(
+            [inspect.Parameter(t, inspect.Parameter.POSITIONAL_ONLY, annotation=Tensor) for t in self.tensors]
+            + [
+                inspect.Parameter(s, inspect.Parameter.KEYWORD_ONLY, default=d, annotation=float)
+                for s, d in self.scalars.items()
+            ]
+        )
 
     def __call__(self, *tensors: Tensor, **scalars: float) -> Any:
-        extra = self._scalars(scalars) if scalars else self._defaults
-        if len(tensors) != self._count:
-            raise TypeError(f"[{self.name}] takes {self._count} tensors ({', '.join(self.tensors)}), got {len(tensors)}")
-        return self._call(*tensors, *extra)
+        if len(tensors) != len(self.tensors):
+            expected = f"{len(self.tensors)} tensors, {', '.join(self.tensors)}"
+            raise TypeError(f"[{self.name}] expected {expected}, got {len(tensors)}")
+        values = self._values(scalars) if scalars else self._defaults
+        try:
+            return self._call(*tensors, *values)
+        except (AttributeError, RuntimeError, TypeError):
+            check_tensors(self.name, self.tensors, tensors)
+            raise
 
-    def _scalars(self, given: dict[str, float]) -> tuple[float, ...]:
-        for name in given:
-            if name not in self.scalars:
-                raise TypeError(f"[{self.name}] takes no argument {name}")
-        return tuple(given.get(name, default) for name, default in self.scalars.items())
+    def __repr__(self) -> str:
+        return f"<kit.elementwise {self.name}{self.__signature__}>"
+
+    def _values(self, given: dict[str, float]) -> tuple[float, ...]:
+        return scalar_values(self.name, self.scalars, given)
+
+    def prepare(self, *dtypes: torch.dtype, device: torch.device | str | int = "cuda", backward: bool = True) -> None:
+        """Compile ahead of the first call, for tensors of one of ``dtypes``; by default of float32.
+
+        A call under CUDA-graph capture, or one that must be fast the first time, wants this before.
+        """
+        programs = [self._program, *([self._gradients.of_all().program] if backward else [])]
+        prepared(programs, dtypes or (torch.float32,), device, (0, STRIDED, STRIDED | VECTORS))
+
+    def explain(self, *tensors: Tensor, **scalars: float) -> str:
+        """Which code a call with these tensors runs."""
+        self(*tensors, **scalars)
+        return explained(self._program, tensors)
 
 
-def elementwise(signature: str, body: str | None = None, *, backward: str | None = None) -> Any:
+def check_tensors(op: str, names: Sequence[str], tensors: Sequence[Any]) -> None:
+    for name, x in zip(names, tensors, strict=True):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"[{op}] {name} must be a Tensor, got {type(x).__name__}")
+
+
+def scalar_values(op: str, defaults: dict[str, float], given: dict[str, float]) -> tuple[float, ...]:
+    for name, value in given.items():
+        if name not in defaults:
+            expected = ", ".join(defaults) or "none"
+            raise TypeError(f"[{op}] takes no scalar {name}; expected: {expected}")
+        if not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
+            raise TypeError(f"[{op}] {name} must be a number, got {type(value).__name__}")
+    return tuple(given.get(name, default) for name, default in defaults.items())
+
+
+def elementwise(
+    signature: str | Callable[..., Any] | None = None, body: str | None = None, *, backward: str | None = None
+) -> Any:
+    """A differentiable elementwise op from one expression.
+
+    .. code-block:: python
+
+        swish = kit.elementwise("swish(x, *, beta=1.0)", "x / (1 + exp(-beta * x))")
+        relu = kit.elementwise("relu(x)", "x > 0 ? x : 0", backward="x > 0 ? grad : 0")
+
+        @kit.elementwise
+        def huber(x, y, *, delta=1.0):
+            d = abs(x - y)
+            return 0.5 * d * d if d < delta else delta * (d - 0.5 * delta)
+
+    Tensors broadcast and are promoted as by torch's own functions, may have any strides, and are float16, bfloat16
+    (computed in float32, rounded once), float32 or float64. Other dtypes, devices other than CPU and CUDA, and machines
+    without a compiler take the same expression in torch's functions, and so does ``torch.compile``, which fuses it.
+
+    Args:
+        signature: name, tensors and, behind ``*``, scalars with defaults; or a Python function, which is read.
+        body: the expression; several outputs are separated by commas.
+        backward: an expression for each tensor's gradient, of the tensors, the scalars, ``grad`` and ``out`` (``grad0,
+            grad1, ...`` of several outputs). Default: derived. Second derivatives are those of what stands here.
+
+    Raises:
+        ExpressionError: with the place in the text.
+    """
+    if signature is None or callable(signature):
+        decorate = functools.partial(_from_function, backward=backward)
+        return decorate if signature is None else decorate(signature)
+    if body is None:
+        raise ExpressionError(f"[kit] elementwise expected a signature and an expression, got {signature!r} alone")
     parsed = expression.parse_signature(signature)
-    names = (*parsed.tensors, *parsed.scalars)
-    nodes = expression.parse(body, names)
-    given = None
-    if backward is not None:
-        given = expression.parse(backward, (*names, *_names("grad", len(nodes), names), *_names("out", len(nodes), names)))
-    return Elementwise(parsed, nodes, given)
+    nodes = expression.parse(body, (*parsed.tensors, *parsed.scalars), where=parsed.name)
+    return Elementwise(parsed, nodes, _given(parsed, len(nodes), backward))
+
+
+def _from_function(function: Callable[..., Any], backward: str | None) -> Elementwise:
+    parsed, nodes = expression.from_function(function)
+    op = Elementwise(parsed, nodes, _given(parsed, len(nodes), backward))
+    op.__doc__ = function.__doc__
+    return op
+
+
+def _given(signature: expression.Signature, outputs: int, backward: str | None) -> tuple[Node, ...] | None:
+    if backward is None:
+        return None
+    names = (*signature.tensors, *signature.scalars)
+    known = (*names, *free_names("grad", outputs, names), *free_names("out", outputs, names))
+    nodes = expression.parse(backward, known, where=f"{signature.name} backward")
+    check_gradients(signature, nodes)
+    return nodes
+
+
+def check_gradients(signature: expression.Signature, nodes: Sequence[Node]) -> None:
+    if len(nodes) != len(signature.tensors):
+        raise ExpressionError(
+            f"[{signature.name}] backward must have an expression for each of {', '.join(signature.tensors)}, "
+            f"got {len(nodes)}"
+        )

@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import _C
 from .._operator import _on_one_device
 from . import compiler, expression, nvrtc
-from .errors import NoCompiler
+from .errors import KitError, NoCompiler
 
 SPACE = "fastops_kit"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # in the order of cpp/core/dtype.h
@@ -102,6 +102,39 @@ class Program:
             if device >= 0:
                 _warn(str(error))
         self.paths[(device, *dtypes)] = path
+
+
+def prepared(
+    programs: Sequence[Program],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device | str | int,
+    variants: Sequence[int],
+) -> None:
+    """Compiles the programs for tensors that are all of one of these dtypes."""
+    place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if place.type not in ("cpu", "cuda"):
+        raise KitError(f"[{programs[0].name}] prepare expected a CPU or CUDA device, got {place}")
+    index = -1 if place.type == "cpu" else torch.cuda.current_device() if place.index is None else place.index
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise KitError(
+                f"[{programs[0].name}] prepare expected dtypes of {', '.join(map(str, DTYPES))}, got {dtype}"
+            )
+        for program in programs:
+            for variant in variants if index >= 0 else (0,):
+                program.compile([DTYPES.index(dtype)] * (1 + len(program.tensors)), index, variant)
+
+
+def explained(program: Program, tensors: Sequence[Tensor]) -> str:
+    """What ran for these tensors."""
+    device = tensors[0].device
+    if any(t.device != device for t in tensors):
+        return "plain PyTorch: a CPU scalar beside CUDA tensors"
+    if any(t.dtype not in DTYPES for t in tensors):
+        return "plain PyTorch: kernels take " + ", ".join(map(str, DTYPES))
+    index = {"cpu": -1, "cuda": device.index}.get(device.type)
+    key = (index, *(DTYPES.index(d) for d in (promoted(tensors), *(t.dtype for t in tensors))))
+    return program.paths.get(key, f"plain PyTorch: no kernels for {device.type}, or more dimensions than they take")
 
 
 P = TypeVar("P", bound=Program)

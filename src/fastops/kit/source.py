@@ -18,6 +18,9 @@ _TYPES = (("f16", 2), ("bf16", 2), ("float", 4), ("double", 8))
 # Variants of elementwise kernels, as in sources/pointwise.cuh.
 STRIDED, VECTORS, WIDE = 1, 2, 4
 
+# All variants of a reduction's kernels, as in cpp/kit/reduction.cpp: rows, short rows, columns, parts of long ones.
+REDUCTIONS = (0, 16, 8, 24, 1, 2, 18, 3, 12)
+
 _TEMPLATES = """
 template <int K>
 struct type_of;
@@ -90,9 +93,11 @@ def _device_headers() -> str:
 def _operands(dtypes: Sequence[int], inputs: int, outputs: int, scalars: int, real: str, more: str = "") -> str:
     """What the files want to know. ``dtypes``: the outputs', then each input's."""
     types = [_TYPES[dtypes[0]][0]] * outputs + [_TYPES[k][0] for k in dtypes[1 : 1 + inputs]]
-    widest = max(_TYPES[k][1] for k in dtypes[: 1 + inputs])
+    widest_input = max(_TYPES[k][1] for k in dtypes[1 : 1 + inputs])
+    widest = max(widest_input, _TYPES[dtypes[0]][1])
+    more += f", kWidest = {widest}, kWidestInput = {widest_input}"
     text = f"using real = {real};\n{_TEMPLATES}"
-    text += f"enum {{ kInputs = {inputs}, kOutputs = {outputs}, kScalars = {scalars}, kWidest = {widest}{more} }};\n"
+    text += f"enum {{ kInputs = {inputs}, kOutputs = {outputs}, kScalars = {scalars}{more} }};\n"
     text += "".join(f"template <>\nstruct type_of<{k}> {{\n  using type = {t};\n}};\n" for k, t in enumerate(types))
     text += f"using Outputs = Indices<{', '.join(map(str, range(outputs)))}>;\n"
     return text + f"using Inputs = Indices<{', '.join(str(outputs + k) for k in range(inputs))}>;\n"

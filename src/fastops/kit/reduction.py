@@ -1,0 +1,345 @@
+"""kit.reduction: a differentiable reduction over dimensions from three expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .._operator import Differentiable
+from . import expression, source
+from .elementwise import (
+    Gradients,
+    aligned,
+    check_gradients,
+    check_tensors,
+    differentiable,
+    free_names,
+    like,
+    scalar_values,
+)
+from .errors import ExpressionError
+from .expression import Node
+from .pointwise import pointwise
+from .program import Program, explained, prepared, promoted, unique
+
+_compiling = torch.compiler.is_dynamo_compiling
+
+# Reductions that torch has, by which the plain composition takes them; and what an empty one is.
+_KNOWN = {"a + b": 0.0, "a * b": 1.0, "max(a, b)": None, "min(a, b)": None}
+_KINDS = {expression.parse(text, ("a", "b"))[0]: (text, identity) for text, identity in _KNOWN.items()}
+
+
+class Reduction(Program):
+    """``post(reduce(map, ...))`` over some dimensions, as an op of (tensors, scalars, dim, keepdim, wide).
+
+    ``wide``: the result of half types is float32. No dim stands for all.
+    """
+
+    def __init__(self, name: str, parts: Sequence[source.Function], identity: float | None, content: str) -> None:
+        self.parts, self.identity = tuple(parts), identity
+        mapped, reduced, post = parts
+        self._map = expression.torch_function(mapped.nodes, (*mapped.tensors, *mapped.scalars))
+        self._reduce = expression.torch_function(reduced.nodes, ("a", "b"))
+        self._post = expression.torch_function(post.nodes, (*post.tensors, *post.scalars))
+        self.kind = _KINDS.get(reduced.nodes[0], ("", None))[0]
+        more = "int[] dim, bool keepdim, bool wide"
+        super().__init__(name, mapped.tensors, mapped.scalars, 1, content, more)
+
+    def reference(self, *inputs: Any) -> Tensor:
+        count = len(self.tensors)
+        tensors, scalars, (dim, keepdim, wide) = inputs[:count], inputs[count:-3], inputs[-3:]
+        shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+        dims = normalised(self.name, dim, len(shape))
+        (values,) = self._map(*tensors, *scalars)
+        values = values.expand(shape)
+        n = _length(shape, dims)
+        if n == 0 and self.identity is None:
+            raise RuntimeError(f"[{self.name}] an empty reduction needs identity=, got shape {list(shape)}")
+        total = self._total(values, dims, n).to(values.dtype)
+        (out,) = self._post(total, torch.full((), n, dtype=values.dtype, device=values.device), *scalars)
+        out = out.expand(total.shape)
+        if not keepdim:
+            kept = [size for d, size in enumerate(shape) if d not in dims]
+            out = out.reshape(kept)
+        dtype = promoted(tensors)
+        return (out if wide and dtype in (torch.float16, torch.bfloat16) else out.to(dtype)).contiguous()
+
+    def _total(self, values: Tensor, dims: tuple[int, ...], n: int) -> Tensor:
+        """With the reduced dimensions as 1."""
+        if n == 1:
+            return values.clone()  # not one of the inputs
+        if n == 0:
+            assert self.identity is not None
+            return values.new_full([1 if d in dims else size for d, size in enumerate(values.shape)], self.identity)
+        if self.kind == "a + b":
+            return values.sum(dims, keepdim=True)
+        if self.kind == "max(a, b)":
+            return values.amax(dims, keepdim=True)
+        if self.kind == "min(a, b)":
+            return values.amin(dims, keepdim=True)
+        last = tuple(range(-len(dims), 0))
+        flat = values.movedim(dims, last).flatten(-len(dims))
+        if self.kind == "a * b":
+            total = flat.prod(-1)
+        else:
+            while flat.shape[-1] > 1:
+                half = flat.shape[-1] // 2
+                (joined,) = self._reduce(flat[..., :half], flat[..., half : 2 * half])
+                flat = torch.cat([joined, flat[..., 2 * half :]], -1)
+            total = flat[..., 0]
+        return total.reshape([1 if d in dims else size for d, size in enumerate(values.shape)])
+
+    def fake(self, *inputs: Any) -> Tensor:
+        tensors, (dim, keepdim, wide) = inputs[: len(self.tensors)], inputs[-3:]
+        shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+        dims = normalised(self.name, dim, len(shape))
+        sizes = [1 if d in dims else size for d, size in enumerate(shape) if keepdim or d not in dims]
+        dtype = promoted(tensors)
+        halves = (torch.float16, torch.bfloat16)
+        return tensors[0].new_empty(sizes, dtype=torch.float32 if wide and dtype in halves else dtype)
+
+    def cpp(self, dtypes: Sequence[int]) -> str:
+        return source.reduction_cpp(self.parts, dtypes)
+
+    def cuda(self, dtypes: Sequence[int], variant: int) -> str:
+        return source.reduction_cuda(self.parts, dtypes, variant)
+
+
+def normalised(op: str, dim: Sequence[int], ndim: int) -> tuple[int, ...]:
+    """Ascending, from 0; all of them for none."""
+    if not dim:
+        return tuple(range(ndim))
+    bound = max(ndim, 1)
+    for d in dim:
+        if not -bound <= d < bound:
+            raise IndexError(f"[{op}] dim must be in [{-bound}, {bound - 1}], got {d}")
+    dims = sorted(d % bound for d in dim)
+    if len(set(dims)) < len(dims):
+        raise RuntimeError(f"[{op}] dim names a dimension twice, got {list(dim)}")
+    return tuple(dims) if ndim else ()
+
+
+def _program(
+    name: str,
+    signature: expression.Signature,
+    nodes: tuple[Node, Node, Node],
+    identity: float | None,
+) -> Reduction:
+    scalars = tuple(signature.scalars)
+    parts = (
+        source.Function("compute_map", signature.tensors, scalars, nodes[:1]),
+        source.Function("compute_reduce", ("a", "b"), (), nodes[1:2]),
+        source.Function("compute_post", ("a", "n"), scalars, nodes[2:]),
+    )
+    texts = [f"{f.name}({', '.join(f.tensors)}; {', '.join(f.scalars)}) {f.body('double')}" for f in parts]
+    content = "\n".join([name, *texts, f"identity {identity!r}"])
+    return unique(content, lambda: Reduction(name, parts, identity, content))
+
+
+class _Gradient:
+    """The gradients of all tensors from the output's, in one elementwise program."""
+
+    def __init__(self, program: Reduction, nodes: Sequence[Node], grad: str, out: str) -> None:
+        used = frozenset[str]().union(*map(expression.names, nodes))
+        self.inputs = tuple(k for k, name in enumerate(program.tensors) if name in used)
+        self.output = out in used
+        tensors = [grad, *(program.tensors[k] for k in self.inputs), *([out] if self.output else [])]
+        elementwise = pointwise(f"{program.name}_backward", tensors, (*program.scalars, "n"), nodes)
+        self.call = differentiable(elementwise, Gradients(elementwise, ahead=False)).call
+
+
+def _differentiable(program: Reduction, gradient: _Gradient | None) -> Differentiable:
+    """``gradient`` None: derived from the plain composition."""
+    count = len(program.tensors)
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        assert gradient is not None
+        ctx.scalars, (ctx.dim, ctx.keepdim) = inputs[count:-3], inputs[-3:-1]
+        ctx.like = [(x.shape, x.dtype) for x in inputs[:count]]
+        ctx.save_for_backward(*[inputs[k] for k in gradient.inputs], *([output] if gradient.output else []))
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        assert gradient is not None
+        shape = torch.broadcast_shapes(*(shape for shape, _ in ctx.like))
+        dims = normalised(program.name, ctx.dim, len(shape))
+        kept = list(ctx.saved_tensors)
+        if gradient.output:
+            kept[-1] = _spread(kept[-1], dims, ctx.keepdim)
+        found = gradient.call(
+            _spread(grad, dims, ctx.keepdim).expand(shape), *kept, *ctx.scalars, float(_length(shape, dims))
+        )
+        found = found if isinstance(found, tuple) else (found,)
+        gradients = (
+            like(g, *as_it_was) if needed else None
+            for g, as_it_was, needed in zip(found, ctx.like, ctx.needs_input_grad, strict=False)
+        )
+        return *gradients, *[None] * (len(ctx.scalars) + 3)
+
+    def batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, ...] | None:
+        rank = max(x.dim() - (d is not None) for x, d in zip(inputs[:count], in_dims, strict=False))
+        if rank == 0:  # nothing to reduce, which no dim= says
+            return None
+        *rest, dim, keepdim, wide = aligned(count, size, in_dims, *inputs)
+        return *rest, [d + 1 for d in normalised(program.name, dim, rank)], keepdim, wide
+
+    return Differentiable(
+        program.name,
+        program.raw,
+        program.reference,
+        save=save if gradient else None,
+        backward=backward if gradient else None,
+        batch=batch,
+        inline=True,
+    )
+
+
+def _spread(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    if not keepdim:
+        for d in dims:
+            x = x.unsqueeze(d)
+    return x
+
+
+def _length(shape: Sequence[int], dims: Sequence[int]) -> int:
+    n = 1
+    for d in dims:
+        n = n * shape[d]
+    return n
+
+
+class Reduce:
+    """What :func:`reduction` returns: call it with tensors, ``dim=``, ``keepdim=``, and scalars by keyword."""
+
+    def __init__(
+        self,
+        signature: expression.Signature,
+        nodes: tuple[Node, Node, Node],
+        given: Sequence[Node] | None,
+        identity: float | None,
+    ) -> None:
+        self.name = self.__name__ = signature.name
+        self.tensors, self.scalars = signature.tensors, dict(signature.scalars)
+        self._program = _program(self.name, signature, nodes, identity)
+        self.content_hash = self._program.op
+        taken = (*self.tensors, *self.scalars)
+        (grad,), (out,) = free_names("grad", 1, taken), free_names("out", 1, taken)
+        self._sum = self._post = None
+        if given is not None:
+            self._call = _differentiable(self._program, _Gradient(self._program, given, grad, out)).call
+        elif self._program.kind != "a + b":
+            self._call = _differentiable(self._program, None).call
+        else:
+            # The sum, which is linear in what is mapped, and what is made of it: each with its own derivative.
+            derivatives = [expression.chain(nodes[:1], (grad,), t) for t in self.tensors]
+            (a,) = expression.parse("a", ("a",))
+            total = _program(f"{self.name}_sum", signature, (nodes[0], nodes[1], a), identity)
+            self._sum = _differentiable(total, _Gradient(total, derivatives, grad, out)).call
+            self._call = _differentiable(self._program, None).call
+            post = pointwise(f"{self.name}_post", ("a",), (*self.scalars, "n"), nodes[2:])
+            self._post = differentiable(post, Gradients(post)).call
+
+    def __call__(
+        self, *tensors: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, **scalars: float
+    ) -> Tensor:
+        if len(tensors) != len(self.tensors):
+            expected = f"{len(self.tensors)} tensors, {', '.join(self.tensors)}"
+            raise TypeError(f"[{self.name}] expected {expected}, got {len(tensors)}")
+        values = scalar_values(self.name, self.scalars, scalars)
+        dims = [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
+        try:
+            if self._sum is None or self._post is None or not _asks_for_derivatives(tensors):
+                return self._call(*tensors, *values, dims, keepdim, False)
+            total = self._sum(*tensors, *values, dims, keepdim, True)
+            shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+            n = float(_length(shape, normalised(self.name, dims, len(shape))))
+            return self._post(total, *values, n).to(promoted(tensors))
+        except (AttributeError, RuntimeError, TypeError):
+            check_tensors(self.name, self.tensors, tensors)
+            normalised(self.name, dims, max(t.dim() for t in tensors))
+            raise
+
+    def __repr__(self) -> str:
+        return f"<kit.reduction {self.name}({', '.join(self.tensors)})>"
+
+    def prepare(self, *dtypes: torch.dtype, device: torch.device | str | int = "cuda") -> None:
+        """Compile ahead of the first call, for tensors of one of ``dtypes``; by default of float32."""
+        prepared([self._program], dtypes or (torch.float32,), device, source.REDUCTIONS)
+
+    def explain(self, *tensors: Tensor, dim: int | Sequence[int] | None = None, **scalars: float) -> str:
+        """Which code a call with these tensors runs."""
+        with torch.no_grad():
+            self(*tensors, dim=dim, **scalars)
+        return explained(self._program, tensors)
+
+
+def _asks_for_derivatives(tensors: Sequence[Tensor]) -> bool:
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return True
+    return _compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def reduction(
+    signature: str,
+    map: str | None = None,
+    reduce: str = "a + b",
+    post: str = "a",
+    *,
+    backward: str | None = None,
+    identity: float | None = None,
+) -> Reduce:
+    """A differentiable reduction over ``dim=``: ``post`` of what ``reduce`` makes of ``map`` of each element.
+
+    .. code-block:: python
+
+        norm2 = kit.reduction("norm2(x)", map="x * x", reduce="a + b", post="sqrt(a)", backward="grad * x / out")
+        mean = kit.reduction("mean(x)", post="a / n")
+        y = norm2(x, dim=(0, 2), keepdim=True)
+
+    Tensors broadcast; dtypes, strides and what runs are as in :func:`elementwise`. Half types are summed in float32.
+    The order is fixed: results are the same each time, and a row's does not depend on how many there are.
+
+    Args:
+        signature: name, tensors and, behind ``*``, scalars with defaults.
+        map: of the tensors and scalars. Default: the tensor.
+        reduce: of ``a`` and ``b``, in whatever order suits: it must be associative and commutative.
+        post: of the reduced ``a``, the number ``n`` of elements, and the scalars.
+        backward: an expression for each tensor's gradient, of the tensors, the scalars, ``grad``, ``out`` and ``n``.
+            Default: derived.
+        identity: what an empty reduction starts from. Default: 0 of sums, 1 of products; of others an empty one raises.
+
+    Raises:
+        ExpressionError: with the place in the text.
+    """
+    parsed = expression.parse_signature(signature)
+    names = (*parsed.tensors, *parsed.scalars)
+    for name in ("dim", "keepdim", "n", "a", "b"):
+        if name in parsed.scalars or (name in ("dim", "keepdim", "n") and name in parsed.tensors):
+            raise ExpressionError(f"[{parsed.name}] {name} has a meaning in reductions: choose another name")
+    if map is None:
+        if len(parsed.tensors) > 1:
+            raise ExpressionError(f"[{parsed.name}] map= is needed for several tensors: {', '.join(parsed.tensors)}")
+        map = parsed.tensors[0]
+    nodes = (
+        _one(map, names, f"{parsed.name} map"),
+        _one(reduce, ("a", "b"), f"{parsed.name} reduce"),
+        _one(post, ("a", "n", *parsed.scalars), f"{parsed.name} post"),
+    )
+    given = None
+    if backward is not None:
+        grads = (*free_names("grad", 1, names), *free_names("out", 1, names))
+        given = expression.parse(backward, (*names, *grads, "n"), where=f"{parsed.name} backward")
+        check_gradients(parsed, given)
+    if identity is None:
+        identity = _KINDS.get(nodes[1], ("", None))[1]
+    return Reduce(parsed, nodes, given, identity)
+
+
+def _one(text: str, names: Sequence[str], where: str) -> Node:
+    nodes = expression.parse(text, names, where=where)
+    if len(nodes) != 1:
+        raise ExpressionError(f"[{where}] expected one expression, got {len(nodes)}")
+    return nodes[0]
