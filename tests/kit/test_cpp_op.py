@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from ctypes import Structure, c_bool, c_double, c_int8, c_int16, c_int64, c_uint16, c_void_p, sizeof
 from pathlib import Path
 
 import pytest
 import torch
 
 from fastops.kit import CompileError, KitError, NoCompiler, compiler, cpp_op
+from fastops.kit.signature import Signature
 
 needs_compiler = pytest.mark.skipif(compiler.available() is None, reason="there is no C++ compiler")
 
@@ -73,6 +75,20 @@ def test_every_type_arrives() -> None:
         cpp_op(f"void every({parameters}) {{ {body} }}", "every", signature)(y, *values)
         expected = [1, -128, -(2**15), -(2**31), 5, 255, 5, 5, 5, 0.25, 1 / 3, 1.5]
         torch.testing.assert_close(y, torch.tensor(expected, dtype=dtype), rtol=0, atol=0)
+
+
+def test_offsets_are_those_of_a_struct() -> None:
+    signature = Signature("bool a, const T* x, int8 b, int16 c, int8 d, int64 e, int8 f, double g, int8 h, T i", "f")
+    fields = [c_bool, c_void_p, c_int8, c_int16, c_int8, c_int64, c_int8, c_double, c_int8, c_uint16]
+
+    class Arguments(Structure):
+        _fields_ = [(p.name, field) for p, field in zip(signature.parameters, fields, strict=True)]
+
+    packing = signature.packing({"T": torch.bfloat16})
+    assert packing.offsets == [getattr(Arguments, p.name).offset for p in signature.parameters]
+    values = [True, None, -3, -300, 5, -(2**40), 7, 0.1, -9, 1.0]
+    found = Arguments.from_buffer_copy(packing(values).ljust(sizeof(Arguments), b"\0"))
+    assert [getattr(found, p.name) for p in signature.parameters] == [*values[:-1], 0x3F80]
 
 
 @needs_compiler
