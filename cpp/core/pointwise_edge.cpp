@@ -11,34 +11,6 @@ int64_t stride_along(const Operand& operand, Shape sizes, size_t d) {
   return d < missing || operand.sizes[d - missing] == 1 ? 0 : operand.strides[d - missing];
 }
 
-// Orders the dimensions by the first operand's strides and merges neighbours that every operand walks as one.
-// False if more than kMaxDims remain.
-bool merge_dims(const Operand* operands, int count, Pointwise& p) {
-  Shape sizes = operands[0].sizes;
-  std::vector<size_t> order;
-  for (size_t d = sizes.size(); d-- > 0;)
-    if (sizes[d] != 1) order.push_back(d);
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return stride_along(operands[0], sizes, a) < stride_along(operands[0], sizes, b);
-  });
-
-  int last = -1;
-  for (size_t d : order) {
-    bool joins = last >= 0;
-    for (int k = 0; joins && k < count; ++k)
-      joins = stride_along(operands[k], sizes, d) == p.strides[k][last] * p.sizes[last];
-    if (joins) {
-      p.sizes[last] *= sizes[d];
-      continue;
-    }
-    if (++last == kMaxDims) return false;
-    p.sizes[last] = sizes[d];
-    for (int k = 0; k < count; ++k) p.strides[k][last] = stride_along(operands[k], sizes, d);
-  }
-  p.ndim = last + 1;
-  return true;
-}
-
 void launch(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype, const Pointwise& p) {
   if (device_of.is_cuda()) {
     cuda::Launch launch(op, device_of.get_device_index());
@@ -65,7 +37,10 @@ bool describe(const Operand* operands, int count, bool dense, Pointwise& p) {
   bool alike = dense;
   for (int k = 1; alike && k < count; ++k)
     alike = same_shape(operands[0].sizes, operands[k].sizes) && same_shape(operands[0].strides, operands[k].strides);
-  if (!alike) return merge_dims(operands, count, p);
+  if (!alike) {
+    p.ndim = merge_dims(operands, count, p.sizes, p.strides);
+    return p.ndim >= 0;
+  }
   p.ndim = 1;
   p.sizes[0] = p.numel;
   for (int k = 0; k < count; ++k) p.strides[k][0] = 1;
@@ -73,6 +48,31 @@ bool describe(const Operand* operands, int count, bool dense, Pointwise& p) {
 }
 
 }  // namespace
+
+int merge_dims(const Operand* operands, int count, int64_t* merged, int64_t (*strides)[kMaxDims]) {
+  Shape sizes = operands[0].sizes;
+  std::vector<size_t> order;
+  for (size_t d = sizes.size(); d-- > 0;)
+    if (sizes[d] != 1) order.push_back(d);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return stride_along(operands[0], sizes, a) < stride_along(operands[0], sizes, b);
+  });
+
+  int last = -1;
+  for (size_t d : order) {
+    bool joins = last >= 0;
+    for (int k = 0; joins && k < count; ++k)
+      joins = stride_along(operands[k], sizes, d) == strides[k][last] * merged[last];
+    if (joins) {
+      merged[last] *= sizes[d];
+      continue;
+    }
+    if (++last == kMaxDims) return -1;
+    merged[last] = sizes[d];
+    for (int k = 0; k < count; ++k) strides[k][last] = stride_along(operands[k], sizes, d);
+  }
+  return last + 1;
+}
 
 void run_pointwise(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype,
                    const Operand* operands, int count, std::array<double, kMaxScalars> scalars) {

@@ -33,6 +33,10 @@ struct Operand {
 void run_pointwise(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype,
                    const Operand* operands, int count, std::array<double, kMaxScalars> scalars = {});
 
+// Orders the dimensions by the first operand's strides, fastest first, and merges neighbours that every operand walks as
+// one; the others broadcast to the first. How many remain, or -1 for more than kMaxDims.
+int merge_dims(const Operand* operands, int count, int64_t* sizes, int64_t (*strides)[kMaxDims]);
+
 // y = f(input), dense, in input's layout.
 Tensor unary(const char* op, PointwiseKernels kernels, const Tensor& input);
 // grad_input = f(grad, saved) in saved's layout; grad has saved's shape and dtype, any strides.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kit/launch.h"
+#include "kit/program.h"
 
 namespace nb = nanobind;
 
@@ -48,6 +49,14 @@ void bind(nb::module_& m) {
         nb::arg("offsets"), "A kernel of an image, ready on this device; `offsets` of its arguments in their bytes.");
   m.def("kit_launch", &launch, nb::arg("kernel"), nb::arg("grid"), nb::arg("block"), nb::arg("shared_bytes"),
         nb::arg("arguments"), "Launches on torch's current stream of the kernel's device.");
+  m.def("kit_define", &define, nb::arg("name"), nb::arg("reference"), nb::arg("tensors"), nb::arg("scalars"),
+        nb::arg("outputs"), "Make a program of the kit and return its number, the default of its schemas' last argument.");
+  m.def("kit_implement", &implement, nb::arg("op"), nb::arg("reduces"),
+        "Implement an op for the CPU and CUDA keys by the program that its schema names.");
+  m.def("kit_add_kernel", &add_kernel, nb::arg("program"), nb::arg("dtypes"), nb::arg("device"),
+        nb::arg("variant"), nb::arg("handle"), "What fastops::kit_compile was asked for: the address of a function; 0: there is none.");
+  m.def("kit_add_cuda_kernel", &add_cuda_kernel, nb::arg("program"), nb::arg("dtypes"), nb::arg("device"),
+        nb::arg("variant"), nb::arg("image"), nb::arg("symbol"), "The same for a GPU: a kernel of a loaded image.");
 }
 
 }  // namespace fastops::kit

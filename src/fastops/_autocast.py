@@ -17,13 +17,17 @@ def lower_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     if not (_compiling() or _any_autocast()):  # the cheapest question
         return tensors
     device = first.device.type
-    try:
-        if not torch.is_autocast_enabled(device):
-            return tensors
-    except RuntimeError:  # meta, for one, has no autocast and says so; to ask first is not traceable before torch 2.13
+    if not enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(t.to(dtype) if _castable(t) else t for t in tensors)
+
+
+def enabled(device: str) -> bool:
+    try:
+        return torch.is_autocast_enabled(device)
+    except RuntimeError:  # meta, for one, has no autocast and says so; to ask first is not traceable before torch 2.13
+        return False
 
 
 _enabled = torch.is_autocast_enabled

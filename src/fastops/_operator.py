@@ -1,7 +1,7 @@
 """From one declaration an operator that is cheap in eager mode and right under every transform.
 
-A raw op (``torch.ops.fastops.x``) carries kernels and a fake, no autograd. :class:`Operator` adds what a user expects
-of a PyTorch function:
+A raw op (``torch.ops.fastops.x``) carries kernels and a fake, no autograd. :class:`Differentiable` adds what a user
+expects of a PyTorch function:
 
 * nothing asks for a derivative: the raw op is called as it is;
 * plain eager and ``torch.compile``: a ``ctx``-style ``autograd.Function``, the cheapest kind;
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -40,58 +40,67 @@ OPERATORS: dict[str, Operator] = {}  # every one that was made, by its raw op's 
 _library = torch.library.Library("fastops", "FRAGMENT")
 
 
-class Operator:
-    """A raw op with its fake, its plain reference and its derivative; ``call`` is the differentiable function.
+class Differentiable:
+    """A raw op with its plain reference and its derivative; ``call`` is the differentiable function.
 
     Args:
-        name: the raw op's name in ``torch.ops.fastops``.
-        reference: the same function in plain PyTorch, same arguments. It is the kernel for devices and dtypes that ours
-            do not take, and the source of second derivatives, forward mode and unusual batches.
-        fake: the same arguments to empty outputs of the right shape, strides and dtype.
+        name: for messages and in ``grad_fn``.
+        raw: the op, which has kernels and a fake already. Its first argument is a Tensor.
+        reference: the same function in plain PyTorch, same arguments. It takes the dtypes that the kernels do not, and
+            is the source of second derivatives, forward mode and unusual batches.
         save: ``save(ctx, inputs, outputs)`` keeps what ``backward`` needs; without ``backward``, all inputs are kept.
         backward: ``backward(ctx, *grad_outputs)`` returns a gradient or None for each input. None: derived from the
             reference.
         outputs: how many outputs are differentiable; those after them are statistics for ``backward``.
-        forward: the raw op that returns those statistics too, where this one does not. Default: this one.
+        forward: the op that returns those statistics too, where this one does not. Default: this one.
         batch: ``batch(size, in_dims, *inputs)`` returns the inputs with the batch as leading dimension, if the raw op
             then treats its elements apart, or None. Without it every batch goes through ``torch.vmap`` of the
             reference.
-        training: an operator of the same function that eager mode and ``torch.compile`` take where a gradient is asked
-            for. Default: this one.
+        vmap: ``vmap(info, in_dims, *inputs)`` returns outputs and their batch dimensions, in place of all that.
+        training: an op of the same function that eager mode and ``torch.compile`` take where a gradient is asked for.
+            Default: this one.
+        direct: does what ``raw`` does, for plain eager calls, on less host time. It sees tensor subclasses too.
+        inline: ``torch.compile`` traces the references, so that they fuse with what is around them; else the raw ops.
+        dtypes: of the first argument: those that the raw op takes.
     """
 
     def __init__(
         self,
         name: str,
+        raw: torch._ops.OpOverload,
         reference: Callable[..., Any],
-        fake: Callable[..., Any],
         *,
         save: Callable[..., None] | None = None,
         backward: Callable[..., Any] | None = None,
         outputs: int = 1,
-        forward: Operator | None = None,
+        forward: Differentiable | None = None,
         batch: Callable[..., Any] | None = None,
-        training: Operator | None = None,
+        vmap: Callable[..., Any] | None = None,
+        training: Differentiable | None = None,
+        direct: Callable[..., Any] | None = None,
+        inline: bool = False,
+        dtypes: Container[torch.dtype] = KERNEL_DTYPES,
     ) -> None:
         self.name = name
+        self.raw = raw
         self.reference = reference
         self.outputs = outputs
         self.forward = forward or self
         self.batch = batch
+        self.vmap = vmap
         self.training = training or self
-        self.raw = getattr(torch.ops.fastops, name).default
+        # The builtin behind the overload saves a Python frame; Dynamo wants the overload.
+        self.direct = direct or raw._op
+        self.traced = reference if inline else raw
+        self.dtypes = dtypes
         self.save = save if save and backward else _save_inputs
         self.backward = backward or _backward_of(reference)
-        torch.library.register_fake(f"fastops::{name}", _on_one_device(name, fake), lib=_library)
-        for op in (name, f"{name}_reference"):
-            _library.impl(op, _announced(reference), "CompositeExplicitAutograd")
-        self._eager = _eager_function(self.training, self.training.forward.raw).apply
+        self._eager = _eager_function(self.training, self.training.forward.traced).apply
         self._twin = _twin_function(self).apply
         self.call = _call_of(self)
-        OPERATORS[name] = self
 
     def _transformed(self, inputs: tuple[Any, ...]) -> Any:
-        if forward_ad._current_level >= 0 or inputs[0].dtype not in KERNEL_DTYPES:
+        if forward_ad._current_level >= 0 or inputs[0].dtype not in self.dtypes:
             return self.reference(*inputs)
         if not _compiling():
             return self._twin(*inputs)
@@ -99,25 +108,43 @@ class Operator:
             return self.reference(*inputs)
         if _grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
             return self._eager(*_distinct(inputs))
-        return self.raw(*inputs)
+        return self.traced(*inputs)
 
 
-def _call_of(op: Operator) -> Callable[..., Any]:
+class Operator(Differentiable):
+    """An op of ours: ``torch.ops.fastops.<name>``, whose schema and kernels are in C++.
+
+    Args:
+        name: the raw op's.
+        reference: it is the kernel too for devices that ours do not take.
+        fake: the same arguments to empty outputs of the right shape, strides and dtype.
+        derivative: see :class:`Differentiable`.
+    """
+
+    def __init__(self, name: str, reference: Callable[..., Any], fake: Callable[..., Any], **derivative: Any) -> None:
+        torch.library.register_fake(f"fastops::{name}", _on_one_device(name, fake), lib=_library)
+        for op in (name, f"{name}_reference"):
+            _library.impl(op, _announced(reference), "CompositeExplicitAutograd")
+        super().__init__(name, getattr(torch.ops.fastops, name).default, reference, **derivative)
+        OPERATORS[name] = self
+
+
+def _call_of(op: Differentiable) -> Callable[..., Any]:
     """The way of a call. On small inputs its cost is what is timed: one frame, and questions that C answers."""
-    outputs = op.outputs
+    outputs, dtypes = op.outputs, op.dtypes
     whole = len(op.raw._schema.returns) == outputs
-    # The builtins behind the overload and Function.apply save Python frames; Dynamo wants those. The engine calls
-    # the node's `apply`, which would look `backward` up in two frames more, 1 us of a step's 27.
-    raw = op.raw._op
+    # The builtin behind Function.apply saves a Python frame; Dynamo wants that. The engine calls the node's `apply`,
+    # which would look `backward` up in two frames more, 1 us of a step's 27.
+    raw = op.direct
     training = op.training
-    function = _eager_function(training, training.forward.raw._op)
+    function = _eager_function(training, training.forward.direct)
     apply = super(Function, function).apply  # type: ignore[misc]
     function._backward_cls.apply = training.backward  # type: ignore[attr-defined]
     plain_apply = _eager_function(op, op.forward.raw).apply if training is not op else None
 
     def call(*inputs: Any) -> Any:
         try:
-            plain = inputs[0].dtype not in KERNEL_DTYPES
+            plain = inputs[0].dtype not in dtypes
         except AttributeError:
             raise TypeError(f"[{op.name}] expected a Tensor first, got {type(inputs[0]).__name__}") from None
         if plain or _compiling() or _functorch_active() or forward_ad._current_level >= 0:
@@ -198,7 +225,7 @@ def _raise_typed(error: RuntimeError) -> None:
         raise torch.OutOfMemoryError(str(error)) from None
 
 
-def _eager_function(op: Operator, raw: Callable[..., Any]) -> type[Function]:
+def _eager_function(op: Differentiable, raw: Callable[..., Any]) -> type[Function]:
     save, outputs = op.save, op.outputs  # no bound method: Dynamo of torch 2.10 cannot hold one
     whole = len(op.forward.raw._schema.returns) == outputs
 
@@ -215,7 +242,7 @@ def _eager_function(op: Operator, raw: Callable[..., Any]) -> type[Function]:
     return type(op.name, (Function,), methods)
 
 
-def _twin_function(op: Operator) -> type[Function]:
+def _twin_function(op: Differentiable) -> type[Function]:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         op.save(ctx, inputs, output)
         if isinstance(output, tuple):
@@ -233,7 +260,7 @@ def _twin_function(op: Operator) -> type[Function]:
         "forward": staticmethod(lambda *inputs: op.forward.raw(*inputs)),
         "setup_context": staticmethod(setup_context),
         "backward": staticmethod(backward),
-        "vmap": staticmethod(vmap),
+        "vmap": staticmethod(op.vmap or vmap),
     }
     return type(op.name, (Function,), methods)
 

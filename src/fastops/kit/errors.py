@@ -13,3 +13,7 @@ class CompileError(KitError):
 
 class NoCompiler(KitError):
     """No compiler is installed; the message has the command that installs one."""
+
+
+class ExpressionError(KitError):
+    """An expression, a signature or a Python function that cannot be read; the message shows the place."""

@@ -1,0 +1,89 @@
+"""A hash of what Python values do, functions above all, so that a changed op gets another name.
+
+torch.compile keeps graphs on disk and knows a custom op by its name alone. Hence equal hashes must mean equal behaviour.
+What cannot be read, such as an instance of some class, hashes differently in each process: that costs a compilation and
+is never wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import secrets
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_UNREAD = secrets.token_hex()  # in no other process
+
+
+def content_hash(*values: Any) -> str:
+    """Of functions the code, defaults, closures and the globals they name; of modules the file; of data its value."""
+    return hashlib.sha256(repr([_described(v, {}, None) for v in values]).encode()).hexdigest()
+
+
+def _described(value: Any, seen: dict[int, int], home: dict[str, Any] | None) -> Any:
+    """Nested tuples of text that say what ``value`` is.
+
+    ``seen`` ends the recursion of functions. ``home`` is the globals of the outermost function: those are followed, and
+    for a function of another module stands that module's file.
+    """
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device)):
+        return type(value).__name__, repr(value)
+    if known := getattr(value, "content_hash", None):
+        return "kit", known
+    if id(value) in seen:
+        return "again", seen[id(value)]
+    seen[id(value)] = len(seen)
+    follow = functools.partial(_described, seen=seen, home=home)
+    if isinstance(value, (tuple, list)):
+        return type(value).__name__, [follow(v) for v in value]
+    if isinstance(value, (set, frozenset)):
+        return type(value).__name__, sorted(repr(follow(v)) for v in value)
+    if isinstance(value, dict):
+        return "dict", [(follow(k), follow(v)) for k, v in value.items()]
+    if isinstance(value, functools.partial):
+        return "partial", [follow(v) for v in (value.func, value.args, value.keywords)]
+    if isinstance(value, types.FunctionType):
+        return _of_function(value, seen, home or value.__globals__)
+    if isinstance(value, types.CodeType):
+        return value.co_code, value.co_names, value.co_varnames, [follow(c) for c in value.co_consts]
+    if isinstance(value, types.ModuleType):
+        return "module", _file(value.__name__)
+    if isinstance(value, (type, types.BuiltinFunctionType)):
+        return "named", value.__qualname__, _file(value.__module__)
+    if isinstance(value, torch.Tensor):
+        data = value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()
+        return "tensor", str(value.dtype), value.shape, hashlib.sha256(data).hexdigest()
+    if wrapped := getattr(value, "__wrapped__", None):  # such as what @numba.njit returns
+        return type(value).__qualname__, follow(wrapped)
+    return "unread", id(value), _UNREAD
+
+
+def _of_function(function: types.FunctionType, seen: dict[int, int], home: dict[str, Any]) -> Any:
+    follow = functools.partial(_described, seen=seen, home=home)
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    parts = [follow(v) for v in (function.__code__, function.__defaults__, function.__kwdefaults__, cells)]
+    if function.__globals__ is not home:
+        return "function", parts, _file(function.__module__)
+    used = [(name, follow(home[name])) for name in _names(function.__code__) if name in home]
+    return "function", parts, used
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """Every name that ``code`` looks up, and the functions inside it."""
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return [*code.co_names, *(name for c in inner for name in _names(c))]
+
+
+@functools.lru_cache
+def _file(module: str | None) -> tuple[str, str]:
+    found = sys.modules.get(module or "builtins")
+    file = getattr(found, "__file__", None)
+    version = str(getattr(found, "__version__", ""))
+    if file is None:  # built in, or typed by hand
+        return f"{module}", _UNREAD if module == "__main__" else sys.version
+    return f"{module} {version}", hashlib.sha256(Path(file).read_bytes()).hexdigest()

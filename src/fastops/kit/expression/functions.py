@@ -1,0 +1,280 @@
+"""The table of functions: one row has all that is known of a function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from .nodes import Apply, Function, Node, Number, Tangents, call, is_number, number
+
+FUNCTIONS: dict[str, Function] = {}
+
+# Other names of the same: torch's, NumPy's and C's.
+ALIASES = {
+    "absolute": "abs",
+    "fabs": "abs",
+    "arccos": "acos",
+    "arccosh": "acosh",
+    "arcsin": "asin",
+    "arcsinh": "asinh",
+    "arctan": "atan",
+    "arctan2": "atan2",
+    "arctanh": "atanh",
+    "clip": "clamp",
+    "maximum": "max",
+    "minimum": "min",
+    "negative": "neg",
+    "power": "pow",
+    "remainder": "%",
+    "rint": "round",
+}
+
+CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
+
+_ZERO = number(0.0)
+
+Rule = Callable[[Node, tuple[Node, ...], Tangents], Node]
+
+
+def _row(
+    name: str, arity: int, torch: str, c: str, tangent: Rule, *, truth: bool = False, conditions: tuple[int, ...] = ()
+) -> None:
+    FUNCTIONS[name] = Function(name, arity, torch, c, tangent, truth, frozenset(conditions))
+
+
+# A tangent that is the number 0 is one of a constant: the product with it is 0 whatever the other factor is.
+
+
+def _product(factor: Node | float, tangent: Node) -> Node:
+    return _ZERO if is_number(tangent, 0) else tangent * factor
+
+
+def _sum(a: Node, b: Node) -> Node:
+    return b if is_number(a, 0) else a if is_number(b, 0) else a + b
+
+
+def _difference(a: Node, b: Node) -> Node:
+    return -b if is_number(a, 0) else a if is_number(b, 0) else a - b
+
+
+def _where(condition: Node, a: Node | float, b: Node | float) -> Node:
+    return call("where", condition, a, b)
+
+
+def _constant(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Node:
+    return _ZERO
+
+
+def _unary(
+    name: str,
+    derivative: Callable[[Node, Node], Node | float],
+    torch: str | None = None,
+    c: str | None = None,
+) -> None:
+    """A function of x with ``derivative(x, out)``; spelled as its name says unless told otherwise."""
+
+    def tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Node:
+        return _product(derivative(arguments[0], out), tangents[0])
+
+    _row(name, 1, torch or f"torch.{name}({{0}})", c or f"{name}{{f}}({{0}})", tangent)
+
+
+def _binary(
+    name: str,
+    by_first: Callable[[Node, Node, Node], Node | float],
+    by_second: Callable[[Node, Node, Node], Node | float],
+    torch: str | None = None,
+    c: str | None = None,
+) -> None:
+    """A function of two numbers a, b with its partial derivatives, both given (a, b, out)."""
+
+    def tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Node:
+        (a, b), (ta, tb) = arguments, tangents
+        return _sum(_product(by_first(a, b, out), ta), _product(by_second(a, b, out), tb))
+
+    _row(name, 2, torch or f"torch.{name}({{0}}, {{1}})", c or f"{name}{{f}}({{0}}, {{1}})", tangent)
+
+
+def _step(name: str, torch: str | None = None, c: str | None = None) -> None:
+    """A function of x that is constant nearly everywhere."""
+    _row(name, 1, torch or f"torch.{name}({{0}})", c or f"{name}{{f}}({{0}})", _constant)
+
+
+def _truth(name: str, arity: int, torch: str, c: str, *, of_truths: bool = False) -> None:
+    _row(name, arity, torch, c, _constant, truth=True, conditions=tuple(range(arity)) if of_truths else ())
+
+
+# Operators
+
+_row("+", 2, "{0} + {1}", "{0} + {1}", lambda out, args, tangents: _sum(*tangents))
+_row("-", 2, "{0} - {1}", "{0} - {1}", lambda out, args, tangents: _difference(*tangents))
+_row("neg", 1, "-{0}", "-{0}", lambda out, args, tangents: -tangents[0])
+_binary("*", lambda a, b, y: b, lambda a, b, y: a, "{0} * {1}", "{0} * {1}")
+
+
+def _quotient_tangent(y: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Node:
+    b, (ta, tb) = arguments[1], tangents
+    logistic = _logistic(b, tb)
+    if logistic:
+        # e^z / (c + e^z) is 1 - c / (c + e^z), which stays finite where e^z does not.
+        c, tz = logistic
+        return _difference(_ZERO if is_number(ta, 0) else ta / b, y * ((1 - c / b) * tz))
+    return _difference(ta, _product(y, tb)) / b
+
+
+def _logistic(b: Node, tb: Node) -> tuple[Node, Node] | None:
+    """c and z's tangent of ``b`` = c + e^z, whose tangent is ``tb`` = z's tangent * e^z, if c is a number."""
+    if isinstance(b, Apply) and b.function.name == "+":
+        c, power = b.arguments if isinstance(b.arguments[0], Number) else b.arguments[::-1]
+        if isinstance(c, Number) and isinstance(power, Apply) and power.function.name == "exp":
+            if tb is power:
+                return c, number(1.0)
+            if isinstance(tb, Apply) and tb.function.name == "*" and tb.arguments[1] is power:
+                return c, tb.arguments[0]
+    return None
+
+
+_row("/", 2, "{0} / {1}", "{0} / {1}", _quotient_tangent)
+# Python's and torch's: the result has the sign of b. fmod's has the sign of a.
+_binary(
+    "%",
+    lambda a, b, y: 1.0,
+    lambda a, b, y: -call("floor", a / b),
+    "torch.remainder({0}, {1})",
+    "kit_remainder(fmod{f}({0}, {1}), {1})",
+)
+
+for _name in ("<", "<=", ">", ">=", "==", "!="):
+    _truth(_name, 2, f"{{0}} {_name} {{1}}", f"{{0}} {_name} {{1}}")
+_truth("and", 2, "{0} & {1}", "{0} & {1}", of_truths=True)
+_truth("or", 2, "{0} | {1}", "{0} | {1}", of_truths=True)
+_truth("not", 1, "~{0}", "!{0}", of_truths=True)
+
+
+# The derivative of the branch that is not taken may be infinite, so it is chosen, never multiplied by 0.
+_row(
+    "where",
+    3,
+    "torch.where({0}, {1}, {2})",
+    "{0} ? {1} : {2}",
+    lambda out, args, tangents: _where(args[0], tangents[1], tangents[2]),
+    conditions=(0,),
+)
+
+# Exponentials and logarithms
+
+_unary("exp", lambda x, y: y)
+_unary("exp2", lambda x, y: y * math.log(2))
+_unary("expm1", lambda x, y: y + 1)
+_unary("log", lambda x, y: 1 / x)
+_unary("log2", lambda x, y: 1 / (x * math.log(2)))
+_unary("log10", lambda x, y: 1 / (x * math.log(10)))
+_unary("log1p", lambda x, y: 1 / (x + 1))
+_unary("sigmoid", lambda x, y: y * (1 - y), c="1 / (1 + exp{f}(-{0}))")  # e^-x may be inf, and 1 / inf is right
+
+# Powers and roots
+
+_unary("sqrt", lambda x, y: 0.5 / y)
+_unary("rsqrt", lambda x, y: -0.5 * y * y * y)
+
+
+def _power_by_exponent(a: Node, b: Node, y: Node) -> Node:
+    at_zero = call("and", call("==", a, 0.0), call(">=", b, 0.0))
+    return _where(at_zero, 0.0, y * call("log", a))
+
+
+_binary(
+    "pow",
+    lambda a, b, y: _where(call("==", b, 0.0), 0.0, b * call("pow", a, b - 1)),
+    _power_by_exponent,
+)
+_binary("hypot", lambda a, b, y: a / y, lambda a, b, y: b / y)
+
+# Trigonometric and hyperbolic
+
+_unary("sin", lambda x, y: call("cos", x))
+_unary("cos", lambda x, y: -call("sin", x))
+_unary("tan", lambda x, y: 1 + y * y)
+_unary("asin", lambda x, y: call("rsqrt", 1 - x * x))
+_unary("acos", lambda x, y: -call("rsqrt", 1 - x * x))
+_unary("atan", lambda x, y: 1 / (x * x + 1))
+_binary("atan2", lambda a, b, y: b / (a * a + b * b), lambda a, b, y: -a / (a * a + b * b))
+_unary("sinh", lambda x, y: call("cosh", x))
+_unary("cosh", lambda x, y: call("sinh", x))
+_unary("tanh", lambda x, y: 1 - y * y)
+_unary("asinh", lambda x, y: call("rsqrt", x * x + 1))
+_unary("acosh", lambda x, y: call("rsqrt", x * x - 1))
+_unary("atanh", lambda x, y: 1 / (1 - x * x))
+
+# The normal distribution's
+
+_unary("erf", lambda x, y: 2 / math.sqrt(math.pi) * call("exp", -(x * x)))
+_unary("erfc", lambda x, y: -2 / math.sqrt(math.pi) * call("exp", -(x * x)))
+
+# Rounding, signs and parts
+
+_step("floor")
+_step("ceil")
+_step("trunc")
+_step("round", c="rint{f}({0})")  # halves to even, as torch's and Python's
+_step("sign", c="kit_sign({0})")
+_unary("abs", lambda x, y: call("sign", x), c="fabs{f}({0})")
+_binary("fmod", lambda a, b, y: 1.0, lambda a, b, y: -call("trunc", a / b))
+_binary("copysign", lambda a, b, y: _where(call("==", a, 0.0), 0.0, y / a), lambda a, b, y: 0.0)
+
+# Choices. Where two arguments tie, min and max share the gradient, as torch's do. NaN goes through min, max, clamp and
+# relu; fmin and fmax prefer the other argument.
+
+
+def _extreme(beaten: str) -> Rule:
+    def tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Node:
+        def share(mine: Node, other: Node, t: Node) -> Node:
+            tie = _where(call("==", mine, other), 0.5 * t, t)
+            return _ZERO if is_number(t, 0) else _where(call(beaten, mine, other), 0.0, tie)
+
+        (a, b), (ta, tb) = arguments, tangents
+        return _sum(share(a, b, ta), share(b, a, tb))
+
+    return tangent
+
+
+_row("min", 2, "torch.minimum({0}, {1})", "{0} < {1} || {0} != {0} ? {0} : {1}", _extreme(">"))
+_row("max", 2, "torch.maximum({0}, {1})", "{0} > {1} || {0} != {0} ? {0} : {1}", _extreme("<"))
+
+
+def _first_if(comparison: str) -> Rule:
+    def tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Node:
+        a, b = arguments
+        return _where(call("or", call(comparison, a, b), call("isnan", b)), *tangents)
+
+    return tangent
+
+
+_row("fmin", 2, "torch.fmin({0}, {1})", "fmin{f}({0}, {1})", _first_if("<="))
+_row("fmax", 2, "torch.fmax({0}, {1})", "fmax{f}({0}, {1})", _first_if(">="))
+
+
+def _clamp_tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Node:
+    x, low, high = arguments
+    crossed = call("<", high, low)  # then the result is `high`
+    inside = call("and", call(">=", x, low), call("<=", x, high))
+    below = call("and", call("<", x, low), call("<", low, high))
+    above = call("or", call(">", x, high), crossed)
+    parts = [_where(taken, tangent, 0.0) for taken, tangent in zip((inside, below, above), tangents, strict=True)]
+    return _sum(_sum(parts[0], parts[1]), parts[2])
+
+
+_row("clamp", 3, "torch.clamp({0}, {1}, {2})", "kit_clamp({0}, {1}, {2})", _clamp_tangent)
+_row(
+    "relu",
+    1,
+    "torch.relu({0})",
+    "{0} <= 0 ? 0 : {0}",
+    lambda out, args, tangents: _where(call("<=", args[0], 0.0), 0.0, tangents[0]),
+)
+
+# Questions
+
+_truth("isnan", 1, "torch.isnan({0})", "{0} != {0}")
+_truth("isinf", 1, "torch.isinf({0})", "fabs{f}({0}) == KIT_INF")
+_truth("isfinite", 1, "torch.isfinite({0})", "fabs{f}({0}) < KIT_INF")

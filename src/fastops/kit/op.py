@@ -1,0 +1,278 @@
+"""kit.op: one call makes of kernels a PyTorch op, with its schema, fake, gradient, batching and autocast."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from .. import _autocast
+from .._autocast import lower_precision, single_precision
+from .._operator import Differentiable, elementwise_batch
+from .content import content_hash
+from .errors import KitError
+from .schema import Schema
+
+Function = Callable[..., Any]
+
+_EVERY_DTYPE = frozenset(x for x in vars(torch).values() if isinstance(x, torch.dtype))
+_CASTS = {"lower": lower_precision, "float32": single_precision}
+_libraries: dict[str, torch.library.Library] = {}
+_ops: dict[str, Op] = {}  # by the name that torch sees: the same content is the same op
+
+
+class _Parts(NamedTuple):
+    """What :func:`op` is given beside the schema."""
+
+    cpu: Function | None
+    cuda: Function | None
+    reference: Function | None
+    backward: Function | None
+    fake: Function | None
+    outputs: int | None
+    vmap: Function | str | None
+    autocast: str | None
+
+
+def op(
+    schema: str,
+    *,
+    cpu: Function | None = None,
+    cuda: Function | None = None,
+    reference: Function | None = None,
+    backward: Function | None = None,
+    fake: Function | None = None,
+    outputs: int | None = None,
+    vmap: Function | str | None = None,
+    autocast: str | None = None,
+) -> Op:
+    """Makes an op that autograd, ``torch.func``, ``torch.compile`` and autocast understand.
+
+    The first argument of ``schema`` is a Tensor, lists of tensors are not taken, and no argument may be overwritten.
+    All functions below get the arguments by position, in the schema's order.
+
+    Args:
+        schema: as torch's, ``"my::scale(Tensor x, float a=2.0) -> Tensor"``. torch sees the name with a hash of all of
+            this behind it: a changed op is another op, for which torch.compile has no old graph in its cache.
+        cpu, cuda: return new outputs for tensors on that device. They run below autograd and must launch on the current
+            stream of that device, as ``kit.cuda_kernel`` does.
+        reference: the same function in torch operations. It serves devices without a kernel, forward mode and batches,
+            and the gradient where ``backward`` is not given.
+        backward: returns a gradient or None for each tensor argument. The names of its parameters say what is kept for
+            it: arguments and outputs as the schema names them (``out``, if there is one without a name), ``grad``, of
+            several outputs ``grad_<output>``, and ``needs``, which of the gradients are wanted. It is differentiated in
+            its turn: write it in torch operations, or as an op where it launches kernels.
+        fake: returns empty outputs of the right shape, strides and dtype. Default: the reference; without one, a single
+            output like the first tensor.
+        outputs: how many outputs a caller gets; those after them are for the backward alone. Default: all.
+        vmap: ``"elementwise"``, if all tensors have one shape and elements do not meet; or a function as
+            :func:`torch.library.register_vmap` takes it. Default: ``torch.vmap`` of the reference; without one, a loop.
+        autocast: ``"lower"``: under autocast floating-point tensors come in autocast's dtype; ``"float32"``: in
+            float32. Default: as they are.
+
+    Returns:
+        The op, a function of the schema's arguments, by position or name.
+
+    Raises:
+        KitError: a schema or an option that cannot be served; later, a derivative of an op that has none.
+    """
+    parts = _Parts(cpu, cuda, reference, backward, fake, outputs, vmap, autocast)
+    parsed = Schema(schema)
+    _check(parsed, parts)
+    content = content_hash(schema, *parts)
+    registered = f"{parsed.name}_{content[:12]}"
+    if (key := f"{parsed.namespace}::{registered}") not in _ops:
+        _ops[key] = Op(parsed, parts, _register(parsed, registered, parts), content)
+    return _ops[key]
+
+
+class Op:
+    """What :func:`op` returns: call it with tensors. ``raw`` is what torch's dispatcher sees, without a gradient."""
+
+    def __init__(self, schema: Schema, parts: _Parts, raw: torch._ops.OpOverload, content: str) -> None:
+        self.name = schema.name
+        self.schema = schema
+        self.raw = raw
+        self.content_hash = content
+        self._parts = parts
+        self._outputs = parts.outputs or len(schema.outputs)
+        self._whole = self._outputs == len(schema.outputs)
+        given = parts.reference is not None
+        save, backward = (None, None) if given else (_save_nothing, _no_derivative(schema.name))
+        if parts.backward:
+            save, backward = _gradient(schema, self._outputs, parts.backward)
+        # The statistics count as outputs, so that a second derivative through them is seen.
+        self._call = Differentiable(
+            schema.name,
+            raw,
+            parts.reference or _without_reference(schema.name),
+            save=save,
+            backward=backward,
+            outputs=len(schema.outputs),
+            batch=elementwise_batch if parts.vmap == "elementwise" else None,
+            vmap=self._one_by_one if not (parts.vmap or given) else parts.vmap if callable(parts.vmap) else None,
+            dtypes=_EVERY_DTYPE,
+        ).call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or len(args) != len(self.schema.arguments):
+            args = self.schema.bind(args, kwargs)
+        if self._parts.autocast:
+            args = self._cast(args)
+        result = self._call(*args)
+        return result if self._whole else result[0] if self._outputs == 1 else result[: self._outputs]
+
+    def __repr__(self) -> str:
+        return f"<kit.op {self.raw}>"
+
+    def explain(self, *args: Any) -> str:
+        """Which code a call with these arguments runs."""
+        device = args[0].device.type
+        kernel = {"cpu": self._parts.cpu, "cuda": self._parts.cuda}.get(device)
+        if kernel is None:
+            runs = "the reference" if self._parts.reference else "nothing: there is neither a kernel nor a reference"
+        else:
+            runs = f"{device}={getattr(kernel, '__qualname__', repr(kernel))}"
+        return f"{self.raw} on {device}: {runs}"
+
+    def _cast(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not (isinstance(args[0], Tensor) and _autocast.enabled(args[0].device.type)):
+            return args
+        cast = list(args)
+        for k, x in zip(self.schema.tensors, _CASTS[self._parts.autocast](*(args[k] for k in self.schema.tensors))):
+            cast[k] = x
+        return tuple(cast)
+
+    def _one_by_one(self, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        if not info.batch_size:
+            raise KitError(f"[{self.name}] vmap over a batch of 0 needs reference= or vmap=")
+        results = [
+            self._call(*(x if d is None else x.select(d, k) for x, d in zip(inputs, in_dims, strict=True)))
+            for k in range(info.batch_size)
+        ]
+        if len(self.schema.outputs) == 1:
+            return torch.stack(results), 0
+        return tuple(torch.stack(part) for part in zip(*results, strict=True)), (0,) * len(self.schema.outputs)
+
+
+def _check(schema: Schema, parts: _Parts) -> None:
+    name, count = schema.name, len(schema.outputs)
+    if parts.cpu is None and parts.cuda is None and parts.reference is None:
+        raise KitError(f"[{name}] expected cpu=, cuda= or reference=, got none of them")
+    if parts.outputs is not None and not 1 <= parts.outputs <= count:
+        raise KitError(f"[{name}] outputs must be 1 to {count}, got {parts.outputs}")
+    if parts.fake is None and parts.reference is None and count > 1:
+        raise KitError(f"[{name}] several outputs without a reference= need a fake=")
+    if isinstance(parts.vmap, str) and parts.vmap != "elementwise":
+        raise KitError(f"[{name}] vmap must be 'elementwise' or a function, got {parts.vmap!r}")
+    if parts.autocast not in (None, *_CASTS):
+        raise KitError(f"[{name}] autocast must be one of {', '.join(_CASTS)}, got {parts.autocast!r}")
+
+
+def _register(schema: Schema, registered: str, parts: _Parts) -> torch._ops.OpOverload:
+    library = _libraries.get(schema.namespace)
+    if library is None:
+        library = _libraries[schema.namespace] = torch.library.Library(schema.namespace, "FRAGMENT")
+    library.define(schema.named(registered), tags=(torch.Tag.pt2_compliant_tag,))
+    if parts.cpu:
+        library.impl(registered, parts.cpu, "CPU")
+    if parts.cuda:
+        library.impl(registered, _on_the_first_tensors_device(parts.cuda), "CUDA")
+    library.impl(registered, parts.reference or _no_kernel(schema.name), "CompositeExplicitAutograd")
+    fake = parts.fake or parts.reference or (lambda first, *rest: torch.empty_like(first))
+    torch.library.register_fake(f"{schema.namespace}::{registered}", fake, lib=library)
+    return getattr(getattr(torch.ops, schema.namespace), registered).default
+
+
+def _on_the_first_tensors_device(kernel: Function) -> Function:
+    def guarded(*inputs: Any) -> Any:
+        index = inputs[0].device.index
+        if index == torch.cuda.current_device():
+            return kernel(*inputs)
+        with torch.cuda.device(index):
+            return kernel(*inputs)
+
+    return guarded
+
+
+def _no_kernel(name: str) -> Function:
+    def refuse(*inputs: Any) -> NoReturn:
+        raise KitError(f"[{name}] has no kernel for {inputs[0].device.type}: give kit.op one, or reference=")
+
+    return refuse
+
+
+def _without_reference(name: str) -> Function:
+    def refuse(*inputs: Any) -> NoReturn:
+        raise KitError(f"[{name}] forward mode, and torch.func inside torch.compile, need kit.op(..., reference=...)")
+
+    return refuse
+
+
+def _save_nothing(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None: ...
+
+
+def _no_derivative(name: str) -> Function:
+    def refuse(ctx: Any, *grads: Any) -> NoReturn:
+        raise KitError(f"[{name}] has no derivative: give kit.op backward= or reference=")
+
+    return refuse
+
+
+def _gradient(schema: Schema, public: int, function: Function) -> tuple[Function, Function]:
+    """``save`` and ``backward`` of a :class:`Differentiable`, from a function whose parameters name what it reads."""
+    names = schema.outputs[:public]
+    grads = ("grad",) if public == 1 else tuple(f"grad_{name}" for name in names)
+    values = (*schema.arguments, *schema.outputs)
+    reads = _parameters(function)
+    if unknown := [name for name in reads if name not in (*grads, *values, "needs")]:
+        expected = ", ".join((*grads, *values, "needs"))
+        raise KitError(f"[{schema.name}] backward may read {expected}, got a parameter {unknown[0]}")
+    is_tensor = [k in schema.tensors or k >= len(schema.arguments) for k in range(len(values))]
+    kept = [k for k, name in enumerate(values) if name in reads and is_tensor[k]]
+    options = [k for k, name in enumerate(values) if name in reads and not is_tensor[k]]
+    several = len(schema.outputs) > 1
+
+    def save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
+        given = (*inputs, *outputs) if several else (*inputs, outputs)
+        ctx.save_for_backward(*[given[k] for k in kept])
+        ctx.options = [given[k] for k in options]
+        if several and not torch.compiler.is_dynamo_compiling():  # Dynamo does not know it, and has zeros come in
+            ctx.set_materialize_grads(False)
+            ctx.like = [(x.shape, x.dtype, x.device) for x in outputs[:public]]
+
+    def backward(ctx: Any, *incoming: Any) -> Any:
+        known: dict[str, Any] = {values[k]: x for k, x in zip(kept, ctx.saved_tensors, strict=True)}
+        known |= {values[k]: x for k, x in zip(options, ctx.options, strict=True)}
+        known["needs"] = tuple([ctx.needs_input_grad[k] for k in schema.tensors])
+        known |= zip(grads, incoming, strict=False)
+        if several and not torch.compiler.is_dynamo_compiling():
+            for name, grad in zip(schema.outputs[public:], incoming[public:], strict=True):
+                if grad is not None:
+                    raise KitError(
+                        f"[{schema.name}] a second derivative needs one through {name}, which backward= takes as "
+                        "given: compute it there from the arguments, or make backward= an op with its own reference="
+                    )
+            for name, (shape, dtype, device) in zip(grads, ctx.like, strict=True):
+                if known[name] is None and name in reads:
+                    known[name] = torch.zeros(shape, dtype=dtype, device=device)
+        found = function(*[known[name] for name in reads])
+        found = found if isinstance(found, (tuple, list)) else (found,)
+        if len(found) != len(schema.tensors):
+            expected = ", ".join(schema.arguments[k] for k in schema.tensors)
+            raise KitError(f"[{schema.name}] backward must return gradients of {expected}, got {len(found)} values")
+        result = [None] * len(schema.arguments)
+        for k, gradient in zip(schema.tensors, found, strict=True):
+            result[k] = gradient if ctx.needs_input_grad[k] else None
+        return tuple(result)
+
+    return save, backward
+
+
+def _parameters(function: Function) -> tuple[str, ...]:
+    if isinstance(function, Op):
+        return function.schema.arguments
+    return tuple(inspect.signature(function).parameters)

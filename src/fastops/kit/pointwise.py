@@ -1,0 +1,65 @@
+"""An elementwise function in every form: kernels for CPU and CUDA, the plain composition, the shape of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import compute_elementwise_output_strides
+
+from . import expression, source
+from .expression import Node
+from .program import Program, promoted, unique
+
+
+class Pointwise(Program):
+    """The outputs ``nodes`` of tensors and scalars of these names.
+
+    Tensors broadcast and are promoted as by torch's own ops. Halves are computed in float32 and rounded once.
+    """
+
+    def __init__(self, name: str, tensors: Sequence[str], scalars: Sequence[str], nodes: Sequence[Node], content: str):
+        self.nodes = tuple(nodes)
+        self._torch = expression.torch_function(self.nodes, (*tensors, *scalars))
+        super().__init__(name, tensors, scalars, len(self.nodes), content)
+
+    def reference(self, *inputs: Any) -> Any:
+        tensors = inputs[: len(self.tensors)]
+        shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+        dtype = promoted(tensors)
+        outputs = tuple(_fresh(y.to(dtype), shape, tensors) for y in self._torch(*inputs))
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def fake(self, *inputs: Any) -> Any:
+        tensors = inputs[: len(self.tensors)]
+        shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+        strides = compute_elementwise_output_strides(*(t.expand(shape) for t in tensors))
+        dtype = promoted(tensors)
+        outputs = tuple(tensors[0].new_empty_strided(shape, strides, dtype=dtype) for _ in self.nodes)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def cpp(self, dtypes: Sequence[int]) -> str:
+        return source.pointwise_cpp(self._function(), dtypes)
+
+    def cuda(self, dtypes: Sequence[int], variant: int) -> str:
+        return source.pointwise_cuda(self._function(), dtypes, variant)
+
+    def _function(self) -> source.Function:
+        return source.Function("compute", self.tensors, self.scalars, self.nodes)
+
+
+def _fresh(y: Tensor, shape: torch.Size, tensors: Sequence[Tensor]) -> Tensor:
+    """An output in full and of its own, where the expression is a constant or one of the inputs."""
+    if y.shape != shape:
+        return y.expand(shape).clone(memory_format=torch.contiguous_format)
+    return y.clone() if any(y is t for t in tensors) else y
+
+
+def pointwise(name: str, tensors: Sequence[str], scalars: Sequence[str], nodes: Sequence[Node]) -> Pointwise:
+    """The program; one of the same name and content is made once."""
+    outputs = [f"kit_output_{k}" for k in range(len(nodes))]
+    body = expression.emit_c(nodes, outputs, "double")
+    content = f"{name}({', '.join(tensors)}; {', '.join(scalars)}) -> {', '.join(outputs)}\n{body}"
+    return unique(content, lambda: Pointwise(name, tensors, scalars, nodes, content))

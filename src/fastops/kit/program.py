@@ -1,0 +1,146 @@
+"""Ops that are defined at run time and run by the extension: their registration, and their kernels as calls need them.
+
+The other half is cpp/kit/program.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .. import _C
+from .._operator import _on_one_device
+from . import compiler, expression, nvrtc
+from .errors import NoCompiler
+
+SPACE = "fastops_kit"
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # in the order of cpp/core/dtype.h
+
+_library = torch.library.Library(SPACE, "FRAGMENT")
+_programs: dict[int, Program] = {}
+_by_name: dict[str, Any] = {}
+_lock = threading.RLock()
+
+
+class Program:
+    """An op of torch's, ``raw``, whose kernels are compiled at the first call for their dtypes, device and variant.
+
+    Args:
+        name: for people.
+        tensors, scalars: the names of the arguments, tensors first.
+        outputs: how many.
+        content: text that differs where the function does. The op is named by its hash: nothing that torch.compile
+            has cached for one function is then ever used for another.
+        more: further arguments in the schema, between the scalars and the end.
+    """
+
+    def __init__(
+        self, name: str, tensors: Sequence[str], scalars: Sequence[str], outputs: int, content: str, more: str = ""
+    ) -> None:
+        self.name, self.tensors, self.scalars, self.outputs = name, tuple(tensors), tuple(scalars), outputs
+        self.op = f"{name}_{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+        self.paths: dict[tuple[int, ...], str] = {}  # (device, *dtypes) -> what runs there
+        qualified = f"{SPACE}::{self.op}"
+        self.number = _C.kit_define(name, f"{qualified}_reference", list(tensors), len(scalars), outputs)
+        _programs[self.number] = self
+        arguments = [f"Tensor {t}" for t in tensors] + [f"float {s}" for s in scalars] + ([more] if more else [])
+        results = "Tensor" if outputs == 1 else f"({', '.join(['Tensor'] * outputs)})"
+        for op in (self.op, f"{self.op}_reference"):
+            _library.define(f"{op}({', '.join(arguments)}, *, int program={self.number}) -> {results}")
+            _library.impl(op, self.reference, "CompositeExplicitAutograd")
+        _C.kit_implement(qualified, bool(more))
+        torch.library.register_fake(qualified, _on_one_device(name, self.fake), lib=_library)
+        self.raw = getattr(getattr(torch.ops, SPACE), self.op).default
+
+    def reference(self, *inputs: Any) -> Any:
+        """The same in plain PyTorch."""
+        raise NotImplementedError
+
+    def fake(self, *inputs: Any) -> Any:
+        """Empty outputs of the right shape, strides and dtype."""
+        raise NotImplementedError
+
+    def cpp(self, dtypes: Sequence[int]) -> str:
+        """C++ source with an ``extern "C"`` function ``loop``."""
+        raise NotImplementedError
+
+    def cuda(self, dtypes: Sequence[int], variant: int) -> str:
+        """CUDA source of one kernel, ``kit_kernel``."""
+        raise NotImplementedError
+
+    def compile(self, dtypes: Sequence[int], device: int, variant: int) -> None:
+        """Hand the extension a kernel, or the word that there is none.
+
+        Args:
+            dtypes: indices into ``DTYPES``: the results', then each tensor's.
+            device: of CUDA; -1 is the CPU.
+            variant: one of the kind's own.
+        """
+        key = sum(dtype << 2 * k for k, dtype in enumerate(dtypes))
+        place = (self.number, key, device, variant)
+        try:
+            if device < 0:
+                library = compiler.shared_library(self.cpp(dtypes), name=self.name, options=expression.CPP_OPTIONS)
+                _C.kit_add_kernel(*place, ctypes.cast(library.loop, ctypes.c_void_p).value or 0)
+                path = f"C++ compiled by {compiler.available()}"
+            else:
+                arch = nvrtc.arch_of(device)
+                image = nvrtc.compile(self.cuda(dtypes, variant), name=self.name, arch=arch)
+                _C.kit_add_cuda_kernel(*place, _C.kit_load(image.cubin), "kit_kernel")
+                path = f"CUDA compiled by NVRTC for {arch}"
+        except NoCompiler as error:
+            _C.kit_add_kernel(*place, 0)
+            path = f"plain PyTorch: {error}"
+            if device >= 0:
+                _warn(str(error))
+        self.paths[(device, *dtypes)] = path
+
+
+P = TypeVar("P", bound=Program)
+
+
+def unique(name: str, make: Callable[[], P]) -> P:
+    """The program that was made under this name before, or a new one."""
+    with _lock:
+        if name not in _by_name:
+            _by_name[name] = make()
+        return _by_name[name]
+
+
+def promoted(tensors: Sequence[Tensor]) -> torch.dtype:
+    """The dtype of a function of these tensors, as torch's own promote: floating point at least."""
+    with_dims = [t.dtype for t in tensors if t.dim()]
+    without = [t.dtype for t in tensors if not t.dim()]
+    dtype = functools.reduce(torch.promote_types, with_dims or without)
+    if with_dims and without:
+        scalar = functools.reduce(torch.promote_types, without)
+        if _category(scalar) > _category(dtype):
+            dtype = scalar
+    return dtype if _category(dtype) else torch.get_default_dtype()
+
+
+def _category(dtype: torch.dtype) -> int:
+    return 2 if dtype.is_complex else int(dtype.is_floating_point)
+
+
+@functools.cache
+def _warn(reason: str) -> None:
+    warnings.warn(f"{reason}. Until then CUDA tensors take plain PyTorch", stacklevel=2)
+
+
+def _compile(number: int, dtypes: int, device: int, variant: int) -> None:
+    program = _programs[number]
+    program.compile([dtypes >> 2 * k & 3 for k in range(1 + len(program.tensors))], device, variant)
+
+
+_callback = torch.library.Library("fastops", "FRAGMENT")
+_callback.define("kit_compile(int program, int dtypes, int device, int variant) -> ()")
+_callback.impl("kit_compile", _compile, "CompositeExplicitAutograd")

@@ -1,0 +1,62 @@
+"""What an op's schema says, in the form that calls need."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from .errors import KitError
+
+_DEFAULT = re.compile(r"""=(\[[^]]*\]|"[^"]*"|[^,)]+)""")
+_TENSORS = ("Tensor", "Optional[Tensor]")
+
+
+class Schema:
+    """A schema as torch reads it: names of arguments, their defaults, which are tensors; names of outputs.
+
+    ``my::scale(Tensor x, *, float a=2.0) -> Tensor`` has arguments ``x`` and ``a`` and the output ``out``.
+    """
+
+    def __init__(self, text: str) -> None:
+        try:
+            parsed = torch._C.parse_schema(text)
+        except RuntimeError as error:
+            raise KitError(f"[kit.op] expected a schema such as 'my::scale(Tensor x) -> Tensor', got {text!r}: {error}")
+        self.namespace, _, self.name = parsed.name.rpartition("::")
+        if not self.namespace or parsed.overload_name:
+            raise KitError(f"[{self.name}] expected a name such as my::{self.name}, got {text.partition('(')[0]!r}")
+        types = [str(a.type) for a in parsed.arguments]
+        if not types or types[0] != "Tensor":
+            raise KitError(f"[{self.name}] the first argument must be a Tensor, got {types[0] if types else 'none'}")
+        if lists := [a.name for a, t in zip(parsed.arguments, types, strict=True) if "Tensor" in t and t not in _TENSORS]:
+            raise KitError(f"[{self.name}] a tensor argument must be Tensor or Tensor?, got a list in {lists[0]}")
+        if any(a.alias_info is not None for a in (*parsed.arguments, *parsed.returns)):
+            raise KitError(f"[{self.name}] an op must return new tensors and overwrite none, got {text!r}")
+        if not parsed.returns or any(str(r.type) != "Tensor" for r in parsed.returns):
+            raise KitError(f"[{self.name}] the outputs must be Tensors, got {text.rpartition('->')[2].strip()!r}")
+        self.arguments = tuple(a.name for a in parsed.arguments)
+        self.defaults = {a.name: a.default_value for a in parsed.arguments if a.has_default_value()}
+        self.tensors = tuple(k for k, t in enumerate(types) if t in _TENSORS)
+        several = len(parsed.returns) > 1
+        self.outputs = tuple(r.name or (f"out{k}" if several else "out") for k, r in enumerate(parsed.returns))
+        self._rest = _DEFAULT.sub("", str(parsed).replace("*, ", "").partition("(")[2])
+
+    def named(self, name: str) -> str:
+        """The schema of an op ``name`` that takes every argument, and by position.
+
+        autograd.Function knows no other, and torch leaves out what equals its default when it calls Python.
+        """
+        return f"{name}({self._rest}"
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """All arguments by position."""
+        if len(args) > len(self.arguments):
+            raise TypeError(f"[{self.name}] expected at most {len(self.arguments)} arguments, got {len(args)}")
+        rest = self.arguments[len(args) :]
+        if unknown := [name for name in kwargs if name not in rest]:
+            raise TypeError(f"[{self.name}] expected arguments {', '.join(self.arguments)}, got {unknown[0]} besides")
+        if missing := [name for name in rest if name not in kwargs and name not in self.defaults]:
+            raise TypeError(f"[{self.name}] expected an argument {missing[0]}, got none")
+        return *args, *(kwargs[name] if name in kwargs else self.defaults[name] for name in rest)

@@ -1,0 +1,259 @@
+"""kit.op: what one call registers, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, func
+
+from fastops import kit
+from fastops.kit.content import content_hash
+
+x64 = {"dtype": torch.float64}
+
+
+def scale() -> Any:
+    return kit.op(
+        "kit_test::scale(Tensor x, *, float a=2.0) -> Tensor",
+        cpu=lambda x, a: x * a,
+        cuda=lambda x, a: x * a,
+        backward=lambda grad, a: grad * a,
+    )
+
+
+def product() -> Any:
+    """Without a rule of its own: all that is beyond the kernel comes from the reference."""
+    return kit.op(
+        "kit_test::product(Tensor x, Tensor y) -> Tensor",
+        cpu=lambda x, y: torch.from_numpy(x.numpy() * y.numpy()),
+        reference=lambda x, y: x * y,
+    )
+
+
+def norm(backward: Any = None, **rules: Any) -> Any:
+    """Two public outputs, and a statistic that only the backward sees."""
+
+    def kernel(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        root = x.square().sum(-1, keepdim=True).sqrt()
+        return x / root, x + 1, root
+
+    def default(grad_y: Tensor, grad_z: Tensor, x: Tensor, root: Tensor) -> Tensor:
+        y = x / root
+        return (grad_y - y * (grad_y * y).sum(-1, keepdim=True)) / root + grad_z
+
+    return kit.op(
+        "kit_test::norm(Tensor x) -> (Tensor y, Tensor z, Tensor root)",
+        cpu=kernel,
+        fake=lambda x: (torch.empty_like(x), torch.empty_like(x), x.new_empty(*x.shape[:-1], 1)),
+        backward=backward or default,
+        outputs=2,
+        **rules,
+    )
+
+
+def test_call_binds_arguments(device: torch.device) -> None:
+    x = torch.randn(3, device=device)
+    for result in (scale()(x), scale()(x, 2.0), scale()(x, a=2.0), scale()(x=x, a=2.0)):
+        assert torch.equal(result, x * 2)
+    for args, kwargs, message in (
+        ((x, 2.0, 3.0), {}, "at most 2 arguments, got 3"),
+        ((x,), {"b": 1.0}, "expected arguments x, a, got b besides"),
+        ((), {"a": 1.0}, "expected an argument x, got none"),
+        ((1.0,), {}, "expected a Tensor first, got float"),
+    ):
+        with pytest.raises(TypeError, match=rf"^\[scale\] .*{message}"):
+            scale()(*args, **kwargs)
+
+
+def test_derivatives_to_second_order(device: torch.device) -> None:
+    x = torch.randn(2, 3, device=device, requires_grad=True, **x64)
+    assert torch.autograd.gradcheck(lambda x: scale()(x, a=3.0), x)
+    assert torch.autograd.gradgradcheck(lambda x: scale()(x, a=3.0), x)
+    y = torch.randn(2, 3, requires_grad=True, **x64)
+    assert torch.autograd.gradcheck(product(), (x.detach().cpu().requires_grad_(), y))
+    assert torch.autograd.gradgradcheck(product(), (x.detach().cpu().requires_grad_(), y))
+
+
+def test_statistics_are_kept_for_the_backward_alone() -> None:
+    x = torch.randn(2, 3, requires_grad=True, **x64)
+    assert len(norm()(x)) == 2
+    assert torch.autograd.gradcheck(norm(), x)
+    for k in (0, 1):  # the gradient of the other output is None
+        assert torch.autograd.gradcheck(lambda x, k=k: norm()(x)[k], x)
+    with pytest.raises(kit.KitError, match="second derivative needs one through root"):
+        torch.autograd.gradgradcheck(norm(), x)
+
+
+def test_statistics_recomputed_make_second_derivatives() -> None:
+    def backward(grad_y: Tensor, grad_z: Tensor, x: Tensor) -> Tensor:
+        root = x.square().sum(-1, keepdim=True).sqrt()
+        y = x / root
+        return (grad_y - y * (grad_y * y).sum(-1, keepdim=True)) / root + grad_z
+
+    x = torch.randn(2, 3, requires_grad=True, **x64)
+    assert torch.autograd.gradcheck(norm(backward), x)
+    assert torch.autograd.gradgradcheck(norm(backward), x)
+
+
+def test_backward_as_an_op_is_differentiated_by_its_own_rule() -> None:
+    cube_backward = kit.op(
+        "kit_test::cube_backward(Tensor grad, Tensor x) -> Tensor",
+        cpu=lambda grad, x: torch.from_numpy(3 * grad.numpy() * x.numpy() ** 2),
+        reference=lambda grad, x: 3 * grad * x * x,
+    )
+    cube = kit.op(
+        "kit_test::cube(Tensor x) -> Tensor", cpu=lambda x: torch.from_numpy(x.numpy() ** 3), backward=cube_backward
+    )
+    x = torch.randn(5, requires_grad=True, **x64)
+    assert torch.autograd.gradcheck(cube, x)
+    assert torch.autograd.gradgradcheck(cube, x)
+    compiled = torch.compile(lambda x: cube(x).sin(), fullgraph=True, backend="aot_eager")
+    (found,) = torch.autograd.grad(compiled(x).sum(), x)
+    torch.testing.assert_close(found, (x**3).cos() * 3 * x * x)
+
+
+def test_without_derivative_an_error_and_no_zeros() -> None:
+    op = kit.op("kit_test::round_up(Tensor x) -> Tensor", cpu=torch.ceil)
+    x = torch.randn(3, requires_grad=True)
+    assert torch.equal(op(x), x.ceil())
+    with pytest.raises(kit.KitError, match=r"^\[round_up\] has no derivative: give kit.op backward= or reference="):
+        op(x).sum().backward()
+
+
+def test_forward_mode_is_right_or_refused() -> None:
+    x, t = torch.randn(3, **x64), torch.randn(3, **x64)
+    _, tangent = func.jvp(product(), (x, x), (t, t))
+    torch.testing.assert_close(tangent, 2 * x * t)
+    with pytest.raises(kit.KitError, match=r"^\[scale\] forward mode.* need kit.op\(..., reference=...\)"):
+        func.jvp(scale(), (x,), (t,))
+
+
+@pytest.mark.parametrize("rule", [None, "elementwise", lambda info, dims, x, a: (scale()(x, a), dims[0])])
+def test_vmap(rule: Any) -> None:
+    op = kit.op(
+        "kit_test::scale(Tensor x, float a) -> Tensor",
+        cpu=lambda x, a: x * a,
+        backward=lambda grad, a: grad * a,
+        vmap=rule,
+    )
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(func.vmap(lambda x: op(x, 3.0), 1, 1)(x), 3 * x)
+    torch.testing.assert_close(func.vmap(func.grad(lambda x: op(x, 3.0).square().sum()))(x), 18 * x)
+    torch.testing.assert_close(func.vmap(lambda y: product()(x, y))(torch.stack([x, -x])), torch.stack([x * x, -x * x]))
+
+
+def test_vmap_of_several_outputs() -> None:
+    x = torch.randn(4, 3)
+    for found, expected in zip(func.vmap(norm())(x), norm()(x), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_autocast() -> None:
+    x = torch.randn(4)
+    for rule, expected in (("lower", torch.bfloat16), ("float32", torch.float32), (None, torch.float16)):
+        op = kit.op("kit_test::same(Tensor x, int k) -> Tensor", cpu=lambda x, k: x * k, autocast=rule)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert op(x.half(), 2).dtype == expected
+        assert op(x.half(), 2).dtype == torch.float16
+
+
+def test_other_dtypes_and_devices() -> None:
+    assert torch.equal(scale()(torch.arange(3)), torch.arange(3) * 2.0)
+    assert scale()(torch.empty(3, device="meta")).device.type == "meta"
+    op = kit.op("kit_test::cuda_only(Tensor x) -> Tensor", cuda=lambda x: x + 1)
+    with pytest.raises(kit.KitError, match=r"^\[cuda_only\] has no kernel for cpu: give kit.op one, or reference="):
+        op(torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "message"),
+    [
+        ("junk", {}, "expected a schema such as 'my::scale"),
+        ("op(Tensor x) -> Tensor", {}, "expected a name such as my::op"),
+        ("my::op(float x) -> Tensor", {}, "first argument must be a Tensor, got float"),
+        ("my::op() -> Tensor", {}, "first argument must be a Tensor, got none"),
+        ("my::op(Tensor x, Tensor[] y) -> Tensor", {}, "got a list in y"),
+        ("my::op(Tensor(a!) x) -> Tensor", {}, "overwrite none"),
+        ("my::op(Tensor x) -> int", {}, "outputs must be Tensors"),
+        ("my::op(Tensor x) -> ()", {}, "outputs must be Tensors"),
+        ("my::op(Tensor x) -> Tensor", {"cpu": None}, "expected cpu=, cuda= or reference="),
+        ("my::op(Tensor x) -> Tensor", {"outputs": 2}, "outputs must be 1 to 1, got 2"),
+        ("my::op(Tensor x) -> (Tensor, Tensor)", {}, "need a fake="),
+        ("my::op(Tensor x) -> Tensor", {"vmap": "rows"}, "vmap must be 'elementwise' or a function"),
+        ("my::op(Tensor x) -> Tensor", {"autocast": "half"}, "autocast must be one of lower, float32"),
+        ("my::op(Tensor x) -> Tensor", {"backward": lambda g, x: g}, "may read grad, x, out, needs, got a parameter g"),
+    ],
+)
+def test_definitions_that_cannot_be_served(schema: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(kit.KitError, match=message):
+        kit.op(schema, **{"cpu": torch.relu} | options)
+
+
+def test_backward_must_return_a_gradient_for_each_tensor() -> None:
+    op = kit.op("kit_test::pair(Tensor x, Tensor y) -> Tensor", cpu=torch.add, backward=lambda grad: grad)
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(kit.KitError, match=r"^\[pair\] backward must return gradients of x, y, got 1 values"):
+        op(x, x).sum().backward()
+
+
+def test_equal_content_is_one_op_and_any_change_another() -> None:
+    def make(factor: float, backward: Any = None) -> Any:
+        return kit.op("kit_test::times(Tensor x) -> Tensor", cpu=lambda x: x * factor, backward=backward)
+
+    assert make(2.0) is make(2.0)
+    assert len({make(2.0), make(3.0), make(2.0, lambda grad: grad * 2), make(2.0, lambda grad: grad * 3)}) == 4
+    assert make(3.0)(torch.ones(1)).item() == 3
+
+
+HELPER = 2
+
+
+def helper(x: int) -> int:
+    return x * HELPER
+
+
+def test_hash_follows_what_a_function_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def outer(x: int) -> list[int]:
+        return [helper(y) for y in range(x)]
+
+    hashes = {content_hash(outer)}
+    monkeypatch.setitem(globals(), "HELPER", 3)
+    hashes.add(content_hash(outer))
+    monkeypatch.setitem(globals(), "helper", lambda x: x + HELPER)
+    hashes.add(content_hash(outer))
+    assert len(hashes) == 3
+    for value in (torch.arange(3), {"a": [1, (2.0, None)]}, {1, 2}, torch.relu, torch.nn.functional.silu, os, Path):
+        assert content_hash(value) == content_hash(value)
+    assert content_hash(torch.arange(3)) != content_hash(torch.arange(3.0))
+
+
+STALE = """
+import sys, torch
+from fastops import kit
+
+factor = float(sys.argv[1])
+op = kit.op("kit_test::stale(Tensor x) -> Tensor", cpu=lambda x: x * factor, reference=lambda x: x * factor)
+print(torch.compile(lambda x: op(x) + 1)(torch.ones(8))[0].item(), op.raw)
+"""
+
+
+@pytest.mark.slow
+def test_a_changed_op_reuses_no_graph_of_another_process(tmp_path: Path) -> None:
+    script = tmp_path / "stale.py"
+    script.write_text(STALE)
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+
+    def run(factor: str) -> list[str]:
+        result = subprocess.run([sys.executable, script, factor], env=environment, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        return result.stdout.split()
+
+    first, second, again = run("2"), run("5"), run("2")
+    assert [first[0], second[0]] == ["3.0", "6.0"]
+    assert first == again  # the same content has the same name in every process
