@@ -1,9 +1,9 @@
 """LayerNorm over the last dimension as a CUDA kernel, forward and backward, around which kit.op puts the rest.
 
-The kernel of the tutorial behind it has a thread a row, takes the variance as E[x²] - E[x]², which cancels, indexes with
-32 bits, launches on the default stream, and overwrites its input, so that its backward reads the wrong x. Here a block
-has a row, of any length; the variance is that of the centred values; halves are summed in float; sums are in a fixed
-order. fastops.layer_norm is the same, faster.
+The kernel of the tutorial behind it has a thread a row, takes the variance as E[x²] - E[x]², which cancels, indexes
+with 32 bits, launches on the default stream, and overwrites its input, so that its backward reads the wrong x. Here a
+block has a row, of any length; the variance is that of the centred values; halves are summed in float; sums are in a
+fixed order. fastops.layer_norm is the ready-made one.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """y = x Wᵀ + b with kernels of one's own in C++ and CUDA, and torch's GEMMs for the gradient.
 
-The tutorial behind it has four files, setup.py among them, and a kernel for float32 alone. What it teaches is the way in,
-not a fast GEMM: for that call torch.nn.functional.linear, which is cuBLAS, or fastops.linear with its fused activation.
+The tutorial behind it has a C++ file, a CUDA file, a binding and a setup.py. What it teaches is the way in, not a fast
+GEMM: for that call torch.nn.functional.linear, which is cuBLAS, or fastops.linear with its fused activation.
 """
 
 import torch
@@ -40,7 +40,9 @@ def forward(kernel):
         y = x.new_empty(*x.shape[:-1], w.shape[0])
         ins = w.shape[1]
         if x.shape[-1] != ins or b.shape != w.shape[:1]:
-            raise kit.KitError(f"[linear] expected x [*, {ins}] and b [{w.shape[0]}], got {[*x.shape]} and {[*b.shape]}")
+            raise kit.KitError(
+                f"[linear] expected x [*, {ins}] and b [{w.shape[0]}], got {[*x.shape]} and {[*b.shape]}"
+            )
         kernel(x.contiguous(), w.contiguous(), b.contiguous(), y, x.shape[:-1].numel(), w.shape[0], ins)
         return y
 

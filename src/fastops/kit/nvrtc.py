@@ -144,7 +144,8 @@ class _Nvrtc:
             if status:
                 said = self._bytes("nvrtcGetProgramLog", program).rstrip(b"\0").decode(errors="replace").strip()
                 raise compile_error(name, f"for {arch} (NVRTC {self.version})", said or self._text(status), source)
-            return self._bytes("nvrtcGetCUBIN", program), {kernel: self._lowered(program, kernel) for kernel in kernels}
+            image = "nvrtcGetLTOIR" if "-dlto" in options else "nvrtcGetCUBIN"
+            return self._bytes(image, program), {kernel: self._lowered(program, kernel) for kernel in kernels}
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
 

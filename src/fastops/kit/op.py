@@ -142,10 +142,11 @@ class Op:
     def _cast(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if not (isinstance(args[0], Tensor) and _autocast.enabled(args[0].device.type)):
             return args
-        cast = list(args)
-        for k, x in zip(self.schema.tensors, _CASTS[self._parts.autocast](*(args[k] for k in self.schema.tensors))):
-            cast[k] = x
-        return tuple(cast)
+        places, result = self.schema.tensors, list(args)
+        cast = _CASTS[self._parts.autocast or "lower"]
+        for k, x in zip(places, cast(*(args[k] for k in places)), strict=True):
+            result[k] = x
+        return tuple(result)
 
     def _one_by_one(self, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         if not info.batch_size:
