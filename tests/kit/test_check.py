@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import fastops
 import pytest
 import torch
 from torch import Tensor
 
+import fastops
 from fastops import kit
 
 sample = torch.tensor([[0.3, -1.2, 0.7], [2.1, -0.4, 1.6]])

@@ -1,8 +1,8 @@
 """A hash of what Python values do, functions above all, so that a changed op gets another name.
 
-torch.compile keeps graphs on disk and knows a custom op by its name alone. Hence equal hashes must mean equal behaviour.
-What cannot be read, such as an instance of some class, hashes differently in each process: that costs a compilation and
-is never wrong.
+torch.compile keeps graphs on disk and knows a custom op by its name alone. Hence equal hashes must mean equal
+behaviour. What cannot be read, such as an instance of some class, hashes differently in each process: that costs a
+compilation and is never wrong.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """CUDA C++ to machine code at run time, by NVRTC. It asks neither a driver nor a GPU.
 
-NVRTC is called through ctypes: its interface is a dozen C functions that have been the same since CUDA 11, and the
-library is the one that a CUDA build of torch brings. cuda-bindings, which newer builds bring too, would be one more thing
-to be missing under torch 2.10 and conda, and one more import.
+NVRTC is called through ctypes: its interface is a dozen C functions that have been the same since CUDA 11.1, and the
+library is the one that a CUDA build of torch brings. cuda-bindings, which newer builds bring too, would be one more
+thing to be missing under an older torch or conda, and one more import.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ class _Nvrtc:
             if status:
                 said = self._bytes("nvrtcGetProgramLog", program).rstrip(b"\0").decode(errors="replace").strip()
                 raise compile_error(name, f"for {arch} (NVRTC {self.version})", said or self._text(status), source)
-            return self._bytes("nvrtcGetCUBIN", program), {kernel: self._lowered(program, kernel) for kernel in kernels}
+            image = "nvrtcGetLTOIR" if "-dlto" in options else "nvrtcGetCUBIN"
+            return self._bytes(image, program), {kernel: self._lowered(program, kernel) for kernel in kernels}
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -209,7 +210,7 @@ def _open(path: str) -> _Nvrtc:
 
 
 def _identity(path: str) -> str:
-    """What tells one NVRTC from another; of a file without opening it, which takes longer than all else from the cache."""
+    """What tells one NVRTC from another; of a file without opening it, which takes longer than the cache does."""
     if not os.path.isabs(path):
         return _open(path).version
     status = os.stat(path)

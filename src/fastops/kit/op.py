@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from .. import _autocast
 from .._autocast import lower_precision, single_precision
-from .._operator import Differentiable, elementwise_batch
+from .._operator import Differentiable, _backward_of, elementwise_batch
 from .content import content_hash
 from .errors import KitError
 from .schema import Schema
@@ -103,7 +104,7 @@ class Op:
         given = parts.reference is not None
         save, backward = (None, None) if given else (_save_nothing, _no_derivative(schema.name))
         if parts.backward:
-            save, backward = _gradient(schema, self._outputs, parts.backward)
+            save, backward = _gradient(schema, self._outputs, parts.backward, parts.reference)
         # The statistics count as outputs, so that a second derivative through them is seen.
         self._call = Differentiable(
             schema.name,
@@ -141,10 +142,11 @@ class Op:
     def _cast(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if not (isinstance(args[0], Tensor) and _autocast.enabled(args[0].device.type)):
             return args
-        cast = list(args)
-        for k, x in zip(self.schema.tensors, _CASTS[self._parts.autocast](*(args[k] for k in self.schema.tensors))):
-            cast[k] = x
-        return tuple(cast)
+        places, result = self.schema.tensors, list(args)
+        cast = _CASTS[self._parts.autocast or "lower"]
+        for k, x in zip(places, cast(*(args[k] for k in places)), strict=True):
+            result[k] = x
+        return tuple(result)
 
     def _one_by_one(self, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         if not info.batch_size:
@@ -222,54 +224,72 @@ def _no_derivative(name: str) -> Function:
     return refuse
 
 
-def _gradient(schema: Schema, public: int, function: Function) -> tuple[Function, Function]:
+def _gradient(schema: Schema, public: int, function: Function, reference: Function | None) -> tuple[Function, Function]:
     """``save`` and ``backward`` of a :class:`Differentiable`, from a function whose parameters name what it reads."""
-    names = schema.outputs[:public]
-    grads = ("grad",) if public == 1 else tuple(f"grad_{name}" for name in names)
-    values = (*schema.arguments, *schema.outputs)
+    arguments, hidden = schema.arguments, schema.outputs[public:]
+    grads = ("grad",) if public == 1 else tuple(f"grad_{name}" for name in schema.outputs[:public])
+    values = (*arguments, *schema.outputs)
     reads = _parameters(function)
     if unknown := [name for name in reads if name not in (*grads, *values, "needs")]:
         expected = ", ".join((*grads, *values, "needs"))
         raise KitError(f"[{schema.name}] backward may read {expected}, got a parameter {unknown[0]}")
-    is_tensor = [k in schema.tensors or k >= len(schema.arguments) for k in range(len(values))]
-    kept = [k for k, name in enumerate(values) if name in reads and is_tensor[k]]
-    options = [k for k, name in enumerate(values) if name in reads and not is_tensor[k]]
     several = len(schema.outputs) > 1
+    read = [k for k, name in enumerate(values) if name in reads]
+    # A second derivative through the hidden outputs needs one of them, which the reference has.
+    all_read = sorted({*read, *range(len(arguments))})
+    of_reference = _backward_of(reference) if reference else None
 
     def save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
         given = (*inputs, *outputs) if several else (*inputs, outputs)
-        ctx.save_for_backward(*[given[k] for k in kept])
-        ctx.options = [given[k] for k in options]
+        statistics = of_reference and any(x.is_floating_point() for x in given[len(arguments) + public :])
+        kept = all_read if statistics else read
+        ctx.tensors = [k for k in kept if isinstance(given[k], Tensor)]
+        ctx.others = [(k, given[k]) for k in kept if not isinstance(given[k], Tensor)]
+        ctx.save_for_backward(*[given[k] for k in ctx.tensors])
         if several and not torch.compiler.is_dynamo_compiling():  # Dynamo does not know it, and has zeros come in
             ctx.set_materialize_grads(False)
-            ctx.like = [(x.shape, x.dtype, x.device) for x in outputs[:public]]
+            ctx.like = [(x.shape, x.dtype, x.device) for x in given[len(arguments) :]]
 
     def backward(ctx: Any, *incoming: Any) -> Any:
-        known: dict[str, Any] = {values[k]: x for k, x in zip(kept, ctx.saved_tensors, strict=True)}
-        known |= {values[k]: x for k, x in zip(options, ctx.options, strict=True)}
-        known["needs"] = tuple([ctx.needs_input_grad[k] for k in schema.tensors])
-        known |= zip(grads, incoming, strict=False)
+        known = dict(zip(ctx.tensors, ctx.saved_tensors, strict=True)) | dict(ctx.others)
+        named = {values[k]: x for k, x in known.items()}
+        named["needs"] = tuple([ctx.needs_input_grad[k] for k in schema.tensors])
+        through_hidden = False
         if several and not torch.compiler.is_dynamo_compiling():
-            for name, grad in zip(schema.outputs[public:], incoming[public:], strict=True):
-                if grad is not None:
-                    raise KitError(
-                        f"[{schema.name}] a second derivative needs one through {name}, which backward= takes as "
-                        "given: compute it there from the arguments, or make backward= an op with its own reference="
-                    )
-            for name, (shape, dtype, device) in zip(grads, ctx.like, strict=True):
-                if known[name] is None and name in reads:
-                    known[name] = torch.zeros(shape, dtype=dtype, device=device)
-        found = function(*[known[name] for name in reads])
+            through_hidden = any(g is not None for g in incoming[public:])
+            incoming = tuple(_zeros(*like) if g is None else g for g, like in zip(incoming, ctx.like, strict=True))
+        named |= zip(grads, incoming, strict=False)
+        found = function(*[named[name] for name in reads])
         found = found if isinstance(found, (tuple, list)) else (found,)
         if len(found) != len(schema.tensors):
-            expected = ", ".join(schema.arguments[k] for k in schema.tensors)
+            expected = ", ".join(arguments[k] for k in schema.tensors)
             raise KitError(f"[{schema.name}] backward must return gradients of {expected}, got {len(found)} values")
-        result = [None] * len(schema.arguments)
+        result: list[Any] = [None] * len(arguments)
         for k, gradient in zip(schema.tensors, found, strict=True):
             result[k] = gradient if ctx.needs_input_grad[k] else None
+        if through_hidden:
+            if of_reference is None:
+                raise KitError(
+                    f"[{schema.name}] a second derivative through {', '.join(hidden)}, which backward= takes as given, "
+                    "needs reference="
+                )
+            places = [k for k in ctx.tensors if k < len(arguments)]
+            more = SimpleNamespace(
+                tensors_at=places,
+                saved_tensors=[known[k] for k in places],
+                inputs=[known[k] for k in range(len(arguments))],
+                needs_input_grad=ctx.needs_input_grad,
+            )
+            of_hidden = (*map(torch.zeros_like, incoming[:public]), *incoming[public:])
+            for k, gradient in enumerate(of_reference(more, *of_hidden)):
+                result[k] = gradient if result[k] is None else result[k] if gradient is None else result[k] + gradient
         return tuple(result)
 
     return save, backward
+
+
+def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _parameters(function: Function) -> tuple[str, ...]:

@@ -23,7 +23,8 @@ class Schema:
         try:
             parsed = torch._C.parse_schema(text)
         except RuntimeError as error:
-            raise KitError(f"[kit.op] expected a schema such as 'my::scale(Tensor x) -> Tensor', got {text!r}: {error}")
+            example = "'my::scale(Tensor x) -> Tensor'"
+            raise KitError(f"[kit.op] expected a schema such as {example}, got {text!r}: {error}") from None
         self.namespace, _, self.name = parsed.name.rpartition("::")
         if not self.namespace or parsed.overload_name:
             raise KitError(f"[{self.name}] expected a name such as my::{self.name}, got {text.partition('(')[0]!r}")

@@ -1,0 +1,285 @@
+"""kit.numba_op: a scalar Python function, compiled by Numba, as a differentiable elementwise op."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
+
+from .. import _C
+from .._operator import Differentiable
+from . import compiler, expression, linker, nvrtc
+from .content import content_hash
+from .elementwise import Gradients, aligned, differentiable, like
+from .errors import ExpressionError, KitError, NoCompiler
+from .expression import Node
+from .pointwise import Pointwise
+from .program import Program, explained, unique
+
+
+def numba_op(function: Callable[..., Any] | None = None, *, backward: Callable[..., Any] | None = None) -> Any:
+    """Makes of a scalar function of numbers an elementwise op of tensors; a decorator, with or without arguments.
+
+    Numba compiles the function, for CUDA too, and it is linked into the kernels of ``kit.elementwise``: broadcasting,
+    any strides, float16 to float64 (the half types in float32), torch's current stream, and tensors that require grad.
+    It may contain what Numba takes: loops, branches, ``math``. Write an expression as ``kit.elementwise``, which needs
+    no Numba.
+
+    Args:
+        function: of one to eight numbers, to one number.
+        backward: ``backward(grad, ...)`` returns a gradient for each parameter of ``function``. Its parameters are
+            called as those, ``grad`` and ``out``. A function that is an expression becomes a kernel; else it is called
+            with tensors, and differentiated by torch. Default: derived, if ``function`` is an expression.
+
+    Raises:
+        NoCompiler: Numba is not installed.
+        KitError: parameters that cannot be served; later, a derivative where there is none.
+    """
+    if function is None:
+        return lambda function: numba_op(function, backward=backward)
+    return NumbaOp(function, backward)
+
+
+class NumbaOp:
+    """What :func:`numba_op` returns: call it with tensors."""
+
+    def __init__(self, function: Callable[..., Any], backward: Callable[..., Any] | None) -> None:
+        name = function.__name__ if function.__name__.isidentifier() else "function"
+        _numba(name)
+        self.name = self.__name__ = name
+        self.__doc__ = function.__doc__
+        self.tensors = tuple(inspect.signature(function).parameters)
+        if not 1 <= len(self.tensors) <= 8:
+            raise KitError(f"[{name}] expected a function of 1 to 8 numbers, got {len(self.tensors)}")
+        self.content_hash = content_hash(function, backward)
+        content = f"numba {content_hash(function)}"
+        self._program = unique(content, lambda: _Program(function, name, self.tensors, content))
+        self._call = _with_derivative(self._program, backward).call
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        if len(tensors) != len(self.tensors):
+            expected = f"{len(self.tensors)} tensors, {', '.join(self.tensors)}"
+            raise TypeError(f"[{self.name}] expected {expected}, got {len(tensors)}")
+        return self._call(*tensors)
+
+    def __repr__(self) -> str:
+        return f"<kit.numba_op {self.name}({', '.join(self.tensors)})>"
+
+    def explain(self, *tensors: Tensor) -> str:
+        """Which code a call with these tensors runs."""
+        self(*tensors)
+        return explained(self._program, tensors)
+
+
+def _numba(name: str) -> Any:
+    try:
+        import numba
+    except ImportError as error:
+        raise _missing(name, error, "numba") from None
+    return numba
+
+
+def _numba_cuda(name: str) -> Any:
+    try:
+        import numba_cuda  # type: ignore[import-untyped]  # noqa: F401 - with it numba.cuda is this one, not Numba's old
+        from numba import cuda
+    except ImportError as error:
+        raise _missing(name, error, f"numba-cu{(torch.version.cuda or '13').partition('.')[0]}") from None
+    return cuda
+
+
+def _missing(name: str, error: ImportError, extra: str) -> NoCompiler:
+    return NoCompiler(f'[{name}] Numba is missing ({error}). pip install "{_C.build_info()["distribution"]}[{extra}]"')
+
+
+class _Foreign(NamedTuple):
+    """A function that another compiler makes, in the form of a :class:`source.Function`."""
+
+    symbol: str
+    tensors: tuple[str, ...]
+    scalars: tuple[str, ...] = ()
+    nodes: tuple[None] = (None,)
+    name: str = "compute"
+
+    def text(self, qualifiers: str, real: str) -> str:
+        """One element, by a function that is linked in."""
+        parameters = ", ".join([real] * len(self.tensors))
+        arguments = ", ".join(f"kit_in[{k}]" for k in range(len(self.tensors)))
+        return (
+            f'extern "C" __device__ {real} {self.symbol}({parameters});\n'
+            f"{qualifiers} void {self.name}(const {real}* kit_in, const {real}*, {real}* kit_out) {{\n"
+            f"  kit_out[0] = {self.symbol}({arguments});\n}}\n"
+        )
+
+    def loop(self, real: str) -> str:
+        """Arrays, by a function whose address is filled in."""
+        count = len(self.tensors)
+        parameters = ", ".join([f"const {real}*"] * count + [f"{real}*", "int64"])
+        named = ", ".join(
+            [*(f"const {real}* in{k}" for k in range(count)), f"{real}* out", "int64 n", f"const {real}*"]
+        )
+        arguments = ", ".join([*(f"in{k}" for k in range(count)), "out", "n"])
+        return (
+            f'extern "C" {{ __attribute__((visibility("default"))) void (*{self.symbol})({parameters}) = nullptr; }}\n'
+            f"static void {self.name}_all({named}) {{ {self.symbol}({arguments}); }}\n"
+        )
+
+
+class _Program(Pointwise):
+    """The kernels of an elementwise op around a function of Numba's.
+
+    Where the function is an expression too, that is the reference; else Numba is, on the CPU.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str, tensors: tuple[str, ...], content: str) -> None:
+        self.function = function
+        self.symbol = f"kit_numba_{content_hash(content)[:16]}"
+        self._loops: dict[str, Any] = {}  # by their type of numbers; C++ has their addresses
+        try:
+            _, nodes = expression.from_function(function)
+            self.parsed: tuple[Node, ...] | None = nodes
+            super().__init__(name, tensors, (), nodes, content)
+        except ExpressionError as error:
+            self.parsed, self.why = None, error
+            self.nodes = (expression.parse("0", ())[0],)
+            self._torch = self._by_numpy
+            Program.__init__(self, name, tensors, (), 1, content)
+
+    def compile(self, dtypes: Sequence[int], device: int, variant: int) -> None:
+        real = "double" if dtypes[0] == 3 else "float"
+        if device >= 0:
+            self._compile_cuda(real, dtypes, device, variant)
+            return
+        if compiler.available():
+            options = expression.CPP_OPTIONS
+            library = compiler.shared_library(self.cpp(dtypes), name=self.name, options=options)
+            if real not in self._loops:
+                self._loops[real] = self._loop(real)
+            ctypes.c_void_p.in_dll(library, self.symbol).value = self._loops[real].address
+        super().compile(dtypes, device, variant)
+
+    def cuda_image(self, dtypes: Sequence[int], variant: int, arch: str) -> bytes:
+        """The machine code of one kernel. Needs no GPU."""
+        real = "double" if dtypes[0] == 3 else "float"
+        options = ("-dlto", "--relocatable-device-code=true")
+        kernel = nvrtc.compile(self.cuda(dtypes, variant), name=self.name, arch=arch, options=options).cubin
+        return linker.link([kernel, self._device_function(real, arch)], name=self.name, arch=arch)
+
+    def _compile_cuda(self, real: str, dtypes: Sequence[int], device: int, variant: int) -> None:
+        key = sum(dtype << 2 * k for k, dtype in enumerate(dtypes))
+        arch = nvrtc.arch_of(device)
+        image = self.cuda_image(dtypes, variant, arch)
+        _C.kit_add_cuda_kernel(self.number, key, device, variant, _C.kit_load(image), "kit_kernel")
+        place = (device, *dtypes)
+        self.paths[place] = f"CUDA compiled by Numba and NVRTC for {arch}"
+
+    def _function(self) -> Any:
+        return _Foreign(self.symbol, self.tensors)
+
+    def _loop(self, real: str) -> Any:
+        """A C function of arrays: pointers to the inputs, to the output, and how many elements."""
+        numba = _numba(self.name)
+        number = numba.float64 if real == "double" else numba.float32
+        pointer = numba.types.CPointer(number)
+        count = len(self.tensors)
+        signature = numba.void(*[pointer] * (count + 1), numba.int64)
+        scope = {"function": numba.njit(error_model="numpy")(self.function), "number": number}
+        inputs = [f"in{k}" for k in range(count)]
+        exec(
+            f"def loop({', '.join(inputs)}, out, n):\n"
+            f"    for i in range(n):\n"
+            f"        out[i] = number(function({', '.join(f'{x}[i]' for x in inputs)}))\n",
+            scope,
+        )
+        try:
+            return numba.cfunc(signature, error_model="numpy")(scope["loop"])
+        except numba.core.errors.NumbaError as error:
+            raise KitError(f"[{self.name}] Numba does not compile it: {error}") from error
+
+    def _device_function(self, real: str, arch: str) -> bytes:
+        cuda = _numba_cuda(self.name)
+        number = _numba(self.name).float64 if real == "double" else _numba(self.name).float32
+        capability = divmod(int(arch.removeprefix("sm_")), 10)
+        code, _ = cuda.compile(
+            self.function,
+            number(*[number] * len(self.tensors)),
+            device=True,
+            abi="c",
+            abi_info={"abi_name": self.symbol},
+            cc=capability,
+            output="ltoir",
+        )
+        return bytes(code)
+
+    def _by_numpy(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The reference of what is no expression: for a dtype without a kernel, or without a C++ compiler."""
+        transformed = forward_ad._current_level >= 0 or any(map(is_functorch_wrapped_tensor, inputs))
+        if transformed or any(x.device.type != "cpu" for x in inputs):
+            raise KitError(f"[{self.name}] forward mode and other devices need an expression; this is none: {self.why}")
+        numba = _numba(self.name)
+        wide = [x.detach().to(torch.promote_types(x.dtype, torch.float32)).numpy() for x in inputs]
+        return (torch.as_tensor(numba.vectorize()(self.function)(*wide)),)
+
+
+def _with_derivative(program: _Program, backward: Callable[..., Any] | None) -> Differentiable:
+    if backward is None and program.parsed:
+        return differentiable(program, Gradients(program, None))
+    if backward is None:
+        return _opaque(program, None, ())
+    reads = tuple(inspect.signature(backward).parameters)
+    if unknown := [name for name in reads if name not in ("grad", "out", *program.tensors)]:
+        expected = ", ".join(("grad", "out", *program.tensors))
+        raise KitError(f"[{program.name}] backward may read {expected}, got a parameter {unknown[0]}")
+    if program.parsed:
+        try:
+            _, given = expression.from_function(backward)
+        except ExpressionError:
+            pass
+        else:
+            if len(given) != len(program.tensors):
+                raise _wrong_count(program, len(given))
+            return differentiable(program, Gradients(program, given))
+    return _opaque(program, backward, reads)
+
+
+def _opaque(program: _Program, backward: Callable[..., Any] | None, reads: tuple[str, ...]) -> Differentiable:
+    """With a backward in torch operations; torch.compile calls the op as it is."""
+    count = len(program.tensors)
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        values = dict(zip(program.tensors, inputs[:count], strict=True)) | {"out": output}
+        ctx.names = [name for name in reads if name != "grad"]
+        ctx.save_for_backward(*[values[name] for name in ctx.names])
+        ctx.like = [(x.shape, x.dtype) for x in inputs[:count]]
+
+    def gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        values = dict(zip(ctx.names, ctx.saved_tensors, strict=True)) | {"grad": grad}
+        found = backward(*[values[name] for name in reads])  # type: ignore[misc]
+        found = found if isinstance(found, tuple) else (found,)
+        if len(found) != count:
+            raise _wrong_count(program, len(found))
+        wanted = zip(found, ctx.like, ctx.needs_input_grad, strict=True)
+        return tuple(like(gradient, *of) if need else None for gradient, of, need in wanted)
+
+    def refuse(ctx: Any, grad: Tensor) -> NoReturn:
+        raise KitError(f"[{program.name}] has no derivative: give kit.numba_op backward=")
+
+    return Differentiable(
+        program.name,
+        program.raw,
+        program.reference,
+        save=save,
+        backward=gradient if backward else refuse,
+        batch=lambda *given: aligned(count, *given),
+    )
+
+
+def _wrong_count(program: _Program, got: int) -> KitError:
+    expected = ", ".join(program.tensors)
+    return KitError(f"[{program.name}] backward must return gradients of {expected}, got {got} values")

@@ -1,0 +1,56 @@
+"""The examples run here as they stand, with every check that this machine allows; their CUDA sources compile."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastops.kit import nvrtc
+from fastops.kit.cuda_kernel import CudaKernel
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+if not EXAMPLES:
+    pytest.skip("the examples are in the tree, not beside the tests", allow_module_level=True)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if "numba" in path.stem:
+        pytest.importorskip("numba", reason="Numba is not installed: pip install fastops[numba]")
+    runpy.run_path(str(path), run_name="__main__")
+    out = capsys.readouterr().out
+    assert "  ok    gradient\n" in out
+    assert "  ok    torch.compile\n" in out
+
+
+@pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernels_compile(dtype: torch.dtype) -> None:
+    compiled = 0
+    for path in EXAMPLES:
+        if "numba" in path.stem:
+            continue
+        for kernel in runpy.run_path(str(path)).values():
+            if isinstance(kernel, CudaKernel):
+                wide = torch.promote_types(dtype, torch.float32)
+                kernel.compile("sm_90", *(dtype, wide)[: len(kernel.signature.variables)])
+                compiled += 1
+    assert compiled >= 5
+
+
+@pytest.mark.parametrize("length", [1, 31, 257, 5000])
+def test_layer_norm_is_torchs(length: int, device: torch.device) -> None:
+    (path,) = (path for path in EXAMPLES if path.stem == "layer_norm")
+    layer_norm = runpy.run_path(str(path))["layer_norm"]
+    x = torch.randn(7, length, dtype=torch.float64, device=device) + 1000
+    w, b = torch.randn(2, length, dtype=torch.float64, device=device)
+    expected = torch.nn.functional.layer_norm(x, (length,), w, b)
+    torch.testing.assert_close(layer_norm(x, w, b), expected)
+    found = layer_norm(x.float(), w.float(), b.float())
+    truth = torch.nn.functional.layer_norm(x.float().double(), (length,), w.float().double(), b.float().double())
+    torch.testing.assert_close(found.double(), truth, rtol=0, atol=1e-3)

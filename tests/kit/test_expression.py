@@ -1,0 +1,454 @@
+"""Expressions: what text and Python functions mean, what is wrong with them, and their derivatives against autograd."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fastops.kit import expression
+from fastops.kit.expression import ExpressionError, derivative, evaluate, from_function, names, parse, parse_signature
+from fastops.kit.expression.functions import FUNCTIONS
+from fastops.kit.expression.nodes import call, name
+
+X, Y = 1.25, -0.75
+
+
+def value(text: str, **more: float) -> float:
+    (result,) = evaluate(parse(text, ["x", "y", *more], "op"), {"x": X, "y": Y, **more})
+    return result.item()
+
+
+# Meaning of texts
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1 / 2", 0.5),
+        ("-x ** 2", -(X**2)),
+        ("2 ** -x", 2**-X),
+        ("2 ** 3 ** 2", 2.0**9),
+        ("x - y - 1", X - Y - 1),
+        ("x / y / 2", X / Y / 2),
+        ("x + y * 2", X + Y * 2),
+        ("-7 % 3", 2),
+        ("7 % y", 7 % Y),
+        ("fmod(-7, 3)", -1),
+        ("x > 0 ? x : y", X),
+        ("x if x < 0 else y", Y),
+        ("x < 0 ? 1 : y < 0 ? 2 : 3", 2),
+        ("1 if x < 0 else 2 if y < 0 else 3", 2),
+        ("x > 0 ? x < 1 ? 1 : 2 : 3", 2),
+        ("(x > 0) + (y < 0)", 2),
+        ("x > 0 && y > 0", 0),
+        ("x > 0 || y > 0", 1),
+        ("x > 0 and y > 0 or x > 1", 1),
+        ("x > 2 and (y > 0 or x > 1)", 0),
+        ("not x > 2", 1),
+        ("!x > -1", 1),
+        ("not not x", 1),
+        ("!(x == 1.25)", 0),
+        ("x != y", 1),
+        ("where(x >= y, 1, 2)", 1),
+        ("1e-3 + .5 + 2. + 1.5f + 2E2", 202.501 + 1.5 + 0.5 - 0 if False else 1e-3 + 0.5 + 2 + 1.5 + 200),
+        ("pi", math.pi),
+        ("e", math.e),
+        ("-inf", -math.inf),
+        ("min(x, y, -3)", -3),
+        ("max(1, y, x)", X),
+        ("clamp(5, -1, x)", X),
+        ("round(2.5) + round(3.5)", 6),
+        ("arctan2(x, fabs(y))", math.atan2(X, abs(Y))),
+        ("t = exp(-x); x / (1 + t)", X / (1 + math.exp(-X))),
+        ("t = x; t = t * t; t * t", X**4),
+        ("x\n  + y", X + Y),
+        ("+x", X),
+        ("x;", X),
+    ],
+)
+def test_meaning(text: str, expected: float) -> None:
+    assert value(text) == pytest.approx(expected, rel=1e-15)
+
+
+def test_several_outputs() -> None:
+    x = torch.tensor([1.0, 4.0], dtype=torch.float64)
+    results = evaluate(parse("sqrt(x), x > 2, 7", ["x"]), {"x": x})
+    assert [r.tolist() for r in results] == [[1, 2], [0, 1], 7]
+
+
+def test_names_hide_constants() -> None:
+    assert value("e * 2", e=3.0) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "caret"),
+    [
+        ("x +", "expected a number, a name or '(', got the end", 3),
+        ("", "expected a number, a name or '(', got the end", 0),
+        ("foo(x)", "unknown function 'foo'", 0),
+        ("1 + sigmiod(x)", "unknown function 'sigmiod'; did you mean 'sigmoid'?", 4),
+        ("x * z", "unknown name 'z'; there is x", 4),
+        ("x ^ 2", "cannot read '^'; a power is x ** y", 2),
+        ("x & 1", "cannot read '&'; there is && and ||, no bitwise operator", 2),
+        ("1.2.3", "cannot read '1': what begins here is no number", 0),
+        ("2x", "cannot read '2': what begins here is no number", 0),
+        ("exp(x, x)", "exp takes 1 argument, got 2", 0),
+        ("clamp(x)", "clamp takes 3 arguments, got 1", 0),
+        ("min(x)", "min takes 2 arguments, got 1", 0),
+        ("0 < x < 1", "comparisons in a row differ between C and Python: write a < b && b < c", 6),
+        ("(x", "expected ')', got the end", 2),
+        ("x)", "expected an operator or the end, got ')'", 1),
+        ("x x", "expected an operator or the end, got 'x'", 2),
+        ("x ? 1", "expected ':', got the end", 5),
+        ("x if x", "expected 'else', got the end", 6),
+        ("t = x", "expected ';' behind the value of 't', got the end", 5),
+        ("not", "expected a number, a name or '(', got the end", 3),
+        ("x\x00y", "cannot read '\\x00'", 1),
+        ("\ud800", "cannot read '\\ud800'", 0),
+    ],
+)
+def test_errors_show_the_place(text: str, message: str, caret: int) -> None:
+    with pytest.raises(ExpressionError) as raised:
+        parse(text, ["x"], "op")
+    first, line, mark = str(raised.value).split("\n")
+    assert first == f"[op] {message}"
+    assert line == "  " + "".join(c if c.isprintable() else " " for c in text)
+    assert mark == " " * (2 + caret) + "^"
+
+
+def test_errors_show_the_line() -> None:
+    with pytest.raises(ExpressionError) as raised:
+        parse("t = exp(x);\n  t * exq(x)\n  + 1", ["x"], "op")
+    assert str(raised.value).endswith("\n    t * exq(x)\n        ^")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["(" * 5000 + "x", "-" * 9000 + "(" * 900, "exp(" * 2000, "x ? " * 2000, "2 ** " * 1500 + "x", "not " * 2000 + "x",
+     "x if x else " * 800 + "x", "x" * 20_000, "(" * 60 + "x" + ")" * 60],
+    ids=lambda text: text[:5],
+)  # fmt: skip
+def test_hostile_depth_is_an_error(text: str) -> None:
+    with pytest.raises(ExpressionError):
+        parse(text, ["x"], "op")
+
+
+def test_a_full_stack_is_an_error() -> None:
+    def deep(levels: int) -> None:
+        if levels:
+            deep(levels - 1)
+        else:
+            parse("(" * 40 + "x" + ")" * 40, ["x"])
+
+    with pytest.raises((ExpressionError, RecursionError)) as raised:
+        for levels in range(100, 2000, 10):
+            deep(levels)
+    assert "nested too deep" in str(raised.value)
+
+
+def test_long_chains() -> None:
+    """Depth of the graph is none of the text, and is met nowhere with recursion."""
+    (node,) = parse(" + ".join(["sin(x)"] * 1000), ["x"])
+    x = torch.tensor(0.5, dtype=torch.float64)
+    assert evaluate([node], {"x": x})[0].item() == pytest.approx(1000 * math.sin(0.5))
+    (node,) = parse("t = sin(x);" + "t = t * t + 0.1;" * 500 + "t", ["x"])
+    second = derivative(derivative(node, "x"), "x")
+    assert evaluate([second], {"x": x})[0].isfinite()
+    assert expression.emit_c([second], ["y"], "float").count("\n") < 6000
+
+
+def test_sharing() -> None:
+    a, b = parse("exp(x * y), 1 / exp(x * y)", ["x", "y"])
+    assert expression.emit_c([a, b], ["a", "b"], "double").count("exp(") == 1
+    assert names(b) == {"x", "y"}
+
+
+def test_signed_zeros_and_nans_are_told_apart() -> None:
+    assert math.copysign(1, value("0 * -1")) == -1
+    assert math.isnan(value("x * 0 / 0"))
+    assert math.isnan(evaluate(parse("x * 0", ["x"]), {"x": math.inf})[0].item())
+
+
+# Signatures
+
+
+def test_signatures() -> None:
+    assert parse_signature("swish(x, *, beta=1.0)") == expression.Signature("swish", ("x",), {"beta": 1.0})
+    assert parse_signature(" f ( a,b , s=-1e-3, t=inf,) ").scalars == {"s": -1e-3, "t": math.inf}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("swish", "expected a signature"),
+        ("swish(x", "expected a signature"),
+        ("f()", "expected a name"),
+        ("f(*, a=1)", "at least one tensor"),
+        ("f(x, *, beta)", "needs a default"),
+        ("f(s=1, x)", "needs a default"),
+        ("f(x, x)", "two arguments are called 'x'"),
+        ("f(x, a=b)", "the default of 'a' must be a number, got 'b'"),
+        ("f(int)", "'int' is a keyword of Python or C++"),
+        ("f(lambda)", "'lambda' is a keyword"),
+        ("f(linux)", "'linux' is a keyword"),
+        ("f(expf)", "'expf' is a function of the C library"),
+        ("f(kit_0)", "for generated code"),
+        ("f(_x)", "starts with a letter"),
+        ("f(é)", "ASCII"),
+        ("class(x)", "ASCII"),
+        ("f(x, *, *)", "expected a name"),
+    ],
+)
+def test_wrong_signatures(text: str, message: str) -> None:
+    with pytest.raises(ExpressionError, match="(?s)" + message.replace("(", r"\(").replace("+", r"\+")):
+        parse_signature(text)
+
+
+# Values and dtypes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "computed"),
+    [
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+        (torch.int64, torch.float32),
+        (torch.bool, torch.float32),
+        (torch.complex64, torch.complex64),
+    ],
+)
+def test_dtypes(dtype: torch.dtype, computed: torch.dtype) -> None:
+    (y,) = evaluate(parse("x * 0.1 + beta", ["x", "beta"]), {"x": torch.ones(3, dtype=dtype), "beta": 1.0})
+    assert y.dtype == computed
+    assert torch.equal(y, torch.full((3,), 1.0, dtype=computed) * torch.tensor(0.1, dtype=computed) + 1)
+
+
+def test_numbers_have_the_full_precision() -> None:
+    x = torch.ones(2, dtype=torch.float64)
+    assert evaluate(parse("(x > 0) * 0.1", ["x"]), {"x": x})[0].tolist() == [0.1, 0.1]
+    assert evaluate(parse("x > 0 ? 0.1 : 0.2", ["x"]), {"x": x})[0].tolist() == [0.1, 0.1]
+
+
+def test_a_missing_value_is_named() -> None:
+    with pytest.raises(ValueError, match="expected a value for y, got x"):
+        evaluate(parse("x + y", ["x", "y"]), {"x": 1.0})
+
+
+def test_under_torch() -> None:
+    """Broadcast, meta tensors, vmap, forward and reverse mode, and one graph of torch.compile."""
+    function = expression.torch_function(parse("x * sigmoid(beta * x) + y", ["x", "y", "beta"]), ("x", "y", "beta"))
+
+    def plain(x: Tensor, y: Tensor) -> Tensor:
+        return function(x, y, 1.5)[0]
+
+    x, y = torch.randn(3, 1, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+    expected = x * torch.sigmoid(1.5 * x) + y
+    torch.testing.assert_close(plain(x, y), expected)
+    assert plain(x.to("meta"), y.to("meta")).shape == (3, 4)
+    torch.testing.assert_close(torch.vmap(plain, (0, None))(x, y), expected)
+    tangent = torch.func.jvp(lambda x: plain(x, y), (x,), (torch.ones_like(x),))[1]
+    torch.testing.assert_close(tangent[:, :1], torch.func.grad(lambda x: plain(x, y[:1]).sum())(x))
+    torch.testing.assert_close(torch.compile(plain, fullgraph=True, backend="aot_eager")(x, y), expected)
+
+
+# Derivatives
+
+POINTS = (-math.inf, -1e30, -200.0, -30.0, -3.7, -1.0, -0.6, -1e-5, -0.0, 0.0, 0.3, 0.5, 1.0, 2.0, 2.5, 40.0, 1e30, math.inf)
+ORDINARY = (-30.0, -3.7, -1.6, -0.9, -0.6, -0.1, 0.1, 0.3, 0.5, 0.8, 1.7, 2.0, 2.5, 8.0)
+
+
+def grid(points: tuple[float, ...], arity: int) -> list[Tensor]:
+    """All pairs or triples of the points."""
+    rows = torch.tensor(list(itertools.product(points, repeat=arity)), dtype=torch.float64)
+    return list(rows.T.clone())
+
+
+def arguments_of(function: str, points: tuple[float, ...]) -> tuple[list[str], dict[str, Tensor]]:
+    arity = FUNCTIONS[function].arity
+    inputs = grid(points, arity)
+    if function == "where":
+        inputs[0] = (inputs[0] > 0).double()
+    letters = ["a", "b", "c"][:arity]
+    return letters, dict(zip(letters, inputs, strict=True))
+
+
+def autograd(y: Tensor, x: Tensor, **options: bool) -> Tensor:
+    if not y.requires_grad:
+        return torch.zeros_like(x)
+    return torch.autograd.grad(y.sum(), x, allow_unused=True, materialize_grads=True, **options)[0]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_derivatives_are_autograds(function: str) -> None:
+    letters, inputs = arguments_of(function, ORDINARY)
+    node = expression.nodes.as_real(call(function, *map(name, letters)))
+    for first, second in itertools.product(letters, letters):
+        leaves = {k: x.clone().requires_grad_() for k, x in inputs.items()}
+        (y,) = evaluate([node], leaves)
+        theirs = autograd(y, leaves[first], create_graph=True)
+        theirs2 = autograd(theirs, leaves[second])
+        once = derivative(node, first)
+        ours, ours2 = evaluate([once, derivative(once, second)], inputs)
+        torch.testing.assert_close(ours.expand_as(theirs), theirs.detach(), rtol=1e-12, atol=1e-13, equal_nan=True)
+        torch.testing.assert_close(ours2.expand_as(theirs2), theirs2, rtol=1e-11, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_derivatives_at_the_edges(function: str) -> None:
+    """Ties, zeros, infinities: first derivatives are autograd's there too."""
+    letters, inputs = arguments_of(function, POINTS)
+    node = expression.nodes.as_real(call(function, *map(name, letters)))
+    for letter in letters:
+        leaves = {k: x.clone().requires_grad_() for k, x in inputs.items()}
+        theirs = autograd(evaluate([node], leaves)[0], leaves[letter])
+        (ours,) = evaluate([derivative(node, letter)], inputs)
+        torch.testing.assert_close(ours.expand_as(theirs), theirs, rtol=1e-12, atol=1e-13, equal_nan=True)
+
+
+def test_unused_names_have_no_derivative() -> None:
+    (node,) = parse("exp(x)", ["x"])
+    assert repr(derivative(node, "y")) == "0.0"
+
+
+def test_branches_not_taken_do_not_count() -> None:
+    x = torch.tensor([-1.0, 0.0, 4.0], dtype=torch.float64)
+    (node,) = parse("x > 0 ? sqrt(x) : 0", ["x"])
+    assert evaluate([derivative(node, "x")], {"x": x})[0].tolist() == [0, 0, 0.25]
+    gradient = expression.chain([node], ["grad"], "x")
+    grad = torch.tensor([math.inf, math.nan, 2.0], dtype=torch.float64)
+    assert evaluate([gradient], {"x": x, "grad": grad})[0].tolist() == [0, 0, 0.5]
+
+
+def test_chain_of_several_outputs() -> None:
+    nodes = parse("x * y, x + 1, y", ["x", "y"])
+    values = {"x": 2.0, "y": 3.0, "g": 10.0, "h": 100.0, "k": 1000.0}
+    gradients = [expression.chain(nodes, ["g", "h", "k"], x) for x in ("x", "y", "z")]
+    assert [g.item() for g in evaluate(gradients, values)] == [130, 1020, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("text", ["x * sigmoid(x)", "x / (1 + exp(-x))", "x / (exp(-x) + 1)"])
+def test_far_out_derivatives_are_finite(text: str, dtype: torch.dtype) -> None:
+    x = torch.tensor([-1000.0, -100.0, -90.0, -20.0, -1.0, 0.0, 1.0, 20.0, 90.0, 100.0, 1000.0], dtype=dtype)
+    node = parse(text, ["x"])[0]
+    truth = x.double().requires_grad_()
+    y = truth * torch.sigmoid(truth)
+    once = autograd(y, truth, create_graph=True)
+    for k, expected in enumerate((y, once, autograd(once, truth))):
+        (ours,) = evaluate([node], {"x": x})
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-13
+        torch.testing.assert_close(ours.double(), expected.detach(), rtol=tolerance, atol=tolerance, msg=f"order {k}")
+        node = derivative(node, "x")
+
+
+# Python functions
+
+SLOPE = 0.25
+
+
+def huber(x, y, *, delta=1.0):  # type: ignore[no-untyped-def]
+    """With what a body may hold."""
+    d = abs(x - y)
+    half: float = 0.5
+    if d < delta:
+        return half * d**2
+    d -= 0.5 * delta
+    return delta * d
+
+
+def leaky(x):  # type: ignore[no-untyped-def]
+    y = x
+    if x < 0:
+        y *= SLOPE
+        if -1 < x <= -0.5 and not x == -0.75:
+            y = math.tanh(x) % 1
+    elif x > 1 or x == 0.5:
+        pass
+    else:
+        y = np.arctan2(x, torch.exp(x)) + math.pi
+    return y, float(x > 0)
+
+
+def relu_by_return(x):  # type: ignore[no-untyped-def]
+    if x > 0:
+        return max(x, 0.5, SLOPE)
+    return -x if x < -1 else +x
+
+
+FUNCTION_CASES = [huber, leaky, relu_by_return, lambda x: x * x + math.sqrt(abs(x))]
+
+
+@pytest.mark.parametrize("function", FUNCTION_CASES, ids=["huber", "leaky", "relu_by_return", "lambda"])
+def test_from_function(function: Callable[..., float]) -> None:
+    signature, nodes = from_function(functools.partial(function).func)
+    points = [-2.0, -0.9, -0.75, -0.5, -0.0, 0.2, 0.5, 0.75, 1.5]
+    for x in points:
+        values = {"x": x} | ({"y": 0.3} if "y" in signature.tensors else {}) | signature.scalars
+        expected = function(*(torch.tensor(values[k], dtype=torch.float64) for k in signature.tensors))
+        ours = [v.item() for v in evaluate(nodes, values)]
+        theirs = [float(v) for v in expected] if isinstance(expected, tuple) else [float(expected)]
+        assert ours == pytest.approx(theirs, rel=1e-14), x
+
+
+def loop(x):  # type: ignore[no-untyped-def]
+    for _ in range(3):
+        x = x * x
+    return x
+
+
+def helper(x):  # type: ignore[no-untyped-def]
+    return huber(x, x)
+
+
+def no_return(x):  # type: ignore[no-untyped-def]
+    if x > 0:
+        return x
+
+
+def unknown(x):  # type: ignore[no-untyped-def]
+    return x + undefined  # type: ignore[name-defined]  # noqa: F821
+
+
+def many(*x):  # type: ignore[no-untyped-def]
+    return x[0]
+
+
+def no_default(x, *, slope):  # type: ignore[no-untyped-def]
+    return x * slope
+
+
+def bits(x):  # type: ignore[no-untyped-def]
+    return x << 2
+
+
+def method(x):  # type: ignore[no-untyped-def]
+    return x.exp()
+
+
+@pytest.mark.parametrize(
+    ("function", "message", "line"),
+    [
+        (loop, "For cannot be made an expression", "    for _ in range(3):\n      ^"),
+        (helper, "huber is no function of math, torch, numpy or Python itself", "    return huber(x, x)\n             ^"),
+        (no_return, "must return a value on every way", "    if x > 0:\n      ^"),
+        (unknown, "undefined is unknown", "    return x + undefined"),
+        (many, r"\*args and \*\*kwargs have no place", "def many"),
+        (no_default, "the scalar 'slope' needs a default", "def no_default"),
+        (bits, "the operator LShift", "    return x << 2\n             ^"),
+        (method, "x is unknown", "    return x.exp()\n             ^"),
+        (math.exp, "cannot be read", ""),
+    ],
+)
+def test_functions_that_are_no_expressions(function: Callable[..., float], message: str, line: str) -> None:
+    with pytest.raises(ExpressionError, match=message) as raised:
+        from_function(function)
+    assert line in str(raised.value)

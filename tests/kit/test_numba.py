@@ -1,0 +1,107 @@
+"""kit.numba_op: scalar Python functions as elementwise ops."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastops import kit
+from fastops.kit import linker, nvrtc
+
+numba = pytest.importorskip("numba", reason='Numba is not installed: pip install "fastops[numba]"')
+
+
+def lambert(x: Any) -> Any:
+    """W of W exp(W) = x: a loop, which no expression has."""
+    w = x / (1 + x)
+    for _ in range(20):
+        e = math.exp(w)
+        w -= (w * e - x) / (e * (w + 1))
+    return w
+
+
+def lambert_backward(grad: Tensor, out: Tensor) -> Tensor:
+    return grad / ((1 + out) * torch.exp(out))
+
+
+@kit.numba_op
+def damped(x: Any, y: Any) -> Any:
+    return math.exp(-x * x) * y
+
+
+def test_values_of_every_dtype(device: torch.device) -> None:
+    op = kit.numba_op(lambert, backward=lambert_backward)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        x = (torch.rand(3, 700, device=device) * 3).to(dtype)
+        w = op(x)
+        assert w.dtype == dtype
+        torch.testing.assert_close(w, torch.tensor([lambert(v) for v in x.flatten().tolist()]).view(3, 700).to(w))
+    assert "compiled" in op.explain(x)
+
+
+def test_broadcast_and_strides(device: torch.device) -> None:
+    x, y = torch.randn(4, 5, device=device).t(), torch.randn(4, device=device, dtype=torch.float64)
+    torch.testing.assert_close(damped(x, y), torch.exp(-x * x) * y, check_dtype=True)
+
+
+def test_gradient_derived_from_the_source() -> None:
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(damped, (x, y))
+    assert torch.autograd.gradgradcheck(damped, (x, y))
+    kit.check(damped, (x.detach(), y.detach()[None].expand(3, 4)))
+
+
+def test_gradient_given() -> None:
+    x = torch.rand(3, 4, dtype=torch.float64, requires_grad=True)
+    op = kit.numba_op(lambert, backward=lambert_backward)
+    assert torch.autograd.gradcheck(op, x)
+    assert torch.autograd.gradgradcheck(op, x)
+    square = kit.numba_op(lambda x: x * x, backward=lambda grad, x: 2 * x * grad)
+    assert torch.autograd.gradcheck(square, x)
+
+
+def test_no_derivative_is_an_error() -> None:
+    x = torch.rand(3, requires_grad=True)
+    with pytest.raises(kit.KitError, match=r"^\[lambert\] has no derivative: give kit.numba_op backward="):
+        kit.numba_op(lambert)(x).sum().backward()
+    with pytest.raises(kit.KitError, match=r"^\[lambert\] forward mode .* need an expression"):
+        torch.func.jvp(kit.numba_op(lambert), (x.detach(),), (x.detach(),))
+
+
+def test_definitions_that_cannot_be_served() -> None:
+    with pytest.raises(kit.KitError, match=r"backward may read grad, out, x, got a parameter y"):
+        kit.numba_op(lambert, backward=lambda grad, y: grad)
+    with pytest.raises(kit.KitError, match="1 to 8 numbers, got 0"):
+        kit.numba_op(lambda: 1.0)
+    with pytest.raises(TypeError, match=r"^\[damped\] expected 2 tensors, x, y, got 1"):
+        damped(torch.ones(1))
+    unknown = kit.numba_op(lambda x: torch.relu(x))
+    with pytest.raises(RuntimeError, match="Numba does not compile it"):
+        unknown(torch.ones(1))
+
+
+def test_without_numba_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    with pytest.raises(kit.NoCompiler, match=r'Numba is missing .* pip install "fastops(-cu\d+)?\[numba\]"'):
+        kit.numba_op(lambert)
+
+
+CUDA_COMPILERS = importlib.util.find_spec("numba_cuda") and linker._found() and nvrtc.available()
+
+
+@pytest.mark.skipif(not CUDA_COMPILERS, reason="numba-cuda, nvJitLink or NVRTC is not installed")
+@pytest.mark.parametrize("dtypes", [(2, 2), (3, 3), (1, 1), (0, 0)], ids=["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("variant", [0, 1, 3, 5])
+def test_cuda_kernels_link_without_a_gpu(dtypes: tuple[int, int], variant: int) -> None:
+    program = kit.numba_op(lambert)._program
+    image = program.cuda_image(dtypes, variant, "sm_90")
+    assert image.startswith(b"\x7fELF")
+    assert b"kit_kernel" in image
+    assert program.symbol.encode() not in image  # inlined
