@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -147,10 +148,12 @@ def test_a_full_stack_is_an_error() -> None:
         else:
             parse("(" * 40 + "x" + ")" * 40, ["x"])
 
-    with pytest.raises((ExpressionError, RecursionError)) as raised:
-        for levels in range(100, 2000, 10):
+    def deeper_and_deeper() -> None:
+        for levels in range(100, sys.getrecursionlimit(), 10):
             deep(levels)
-    assert "nested too deep" in str(raised.value)
+
+    with pytest.raises(ExpressionError, match="nested too deep for what is left of the stack"):
+        deeper_and_deeper()
 
 
 def test_long_chains() -> None:
@@ -262,7 +265,26 @@ def test_under_torch() -> None:
 
 # Derivatives
 
-POINTS = (-math.inf, -1e30, -200.0, -30.0, -3.7, -1.0, -0.6, -1e-5, -0.0, 0.0, 0.3, 0.5, 1.0, 2.0, 2.5, 40.0, 1e30, math.inf)
+POINTS = (
+    -math.inf,
+    -1e30,
+    -200.0,
+    -30.0,
+    -3.7,
+    -1.0,
+    -0.6,
+    -1e-5,
+    -0.0,
+    0.0,
+    0.3,
+    0.5,
+    1.0,
+    2.0,
+    2.5,
+    40.0,
+    1e30,
+    math.inf,
+)
 ORDINARY = (-30.0, -3.7, -1.6, -0.9, -0.6, -0.1, 0.1, 0.3, 0.5, 0.8, 1.7, 2.0, 2.5, 8.0)
 
 
@@ -371,7 +393,7 @@ def leaky(x):  # type: ignore[no-untyped-def]
     y = x
     if x < 0:
         y = y * SLOPE
-        if -1 < x <= -0.5 and not x == -0.75:
+        if -1 < x <= -0.5 and not x > -0.6:
             y = math.tanh(x) % 1
     elif x > 1 or x == 0.5:
         pass
@@ -440,7 +462,11 @@ def method(x):  # type: ignore[no-untyped-def]
     ("function", "message", "line"),
     [
         (loop, "For cannot be made an expression", "    for _ in range(3):\n      ^"),
-        (helper, "huber is no function of math, torch, numpy or Python itself", "    return huber(x, x)\n             ^"),
+        (
+            helper,
+            "huber is no function of math, torch, numpy or Python itself",
+            "    return huber(x, x)\n             ^",
+        ),
         (no_return, "must return a value on every way", "    if x > 0:\n      ^"),
         (unknown, "undefined is unknown", "    return x + undefined"),
         (many, r"\*args and \*\*kwargs have no place", "def many"),

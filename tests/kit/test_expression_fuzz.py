@@ -13,7 +13,27 @@ from hypothesis import strategies as st
 from fastops.kit.expression import ExpressionError, derivative, emit_c, evaluate, parse, parse_signature
 from fastops.kit.expression.functions import ALIASES, FUNCTIONS
 
-WORDS = ["x", "y", "t", "=", ";", ",", "(", ")", "?", ":", "if", "else", "not", "and", "1", "2.5", "1e400", "-0.0", "pi"]
+WORDS = [
+    "x",
+    "y",
+    "t",
+    "=",
+    ";",
+    ",",
+    "(",
+    ")",
+    "?",
+    ":",
+    "if",
+    "else",
+    "not",
+    "and",
+    "1",
+    "2.5",
+    "1e400",
+    "-0.0",
+    "pi",
+]
 WORDS += [*FUNCTIONS, *ALIASES, "**", "&&", "||", "!", "\n", " ", "\x00", "é", "\ud800", "^", "1.f", ".", "e9"]
 
 texts = st.one_of(st.text(), st.lists(st.sampled_from(WORDS), max_size=60).map(" ".join))
