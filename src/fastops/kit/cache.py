@@ -1,8 +1,8 @@
 """What was compiled, on disk: a file is named by the hash of all that its content depends on.
 
-Nothing is locked. Who finds no entry makes it, writes a file of its own and renames it; two processes that make the same
-one waste a compilation and no more. Each file ends in the hash of what is before it: one that was cut or damaged is made
-again. Where nothing can be written, everything works without the cache.
+Nothing is locked. Who finds no entry makes it, writes a file of its own and renames it; two processes that make the
+same one waste a compilation and no more. Each file ends in the hash of what is before it: one that was cut or damaged
+is made again. Where nothing can be written, everything works without the cache.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from .. import _C
 
 _DIGEST = hashlib.sha256().digest_size
 _ENTRY, _SOURCE, _UNFINISHED = ".bin", ".txt", ".tmp"
+_OURS = re.compile(r"[0-9a-f]{64}\.bin|[0-9a-f]{16}\.txt|[0-9a-f]{16,64}\..*\.tmp")
 
 
 def directory() -> Path | None:
@@ -84,12 +86,7 @@ def _files() -> list[Path]:
     folder = directory()
     if folder is None or not folder.is_dir():
         return []
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if path.suffix in (_ENTRY, _SOURCE, _UNFINISHED)
-        and not set(path.name.partition(".")[0]) - set("0123456789abcdef")
-    )
+    return sorted(path for path in folder.iterdir() if _OURS.fullmatch(path.name))
 
 
 def _read(path: Path) -> bytes | None:

@@ -1,4 +1,4 @@
-"""C++ to a library in this process, by the machine's own compiler. Without torch's headers that takes tens of milliseconds."""
+"""C++ to a library in this process, by the machine's own compiler: without torch's headers, tens of milliseconds."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ _OPTIONS = (
 
 def available() -> str | None:
     """The path of the C++ compiler: ``CXX``, or the first of c++, g++ and clang++; None where there is none."""
+    return next(filter(None, map(shutil.which, _candidates())), None)
+
+
+def _candidates() -> list[str]:
     chosen = os.environ.get("CXX")
-    return next(
-        (path for name in ([chosen] if chosen else ["c++", "g++", "clang++"]) if (path := shutil.which(name))), None
-    )
+    return [chosen] if chosen else ["c++", "g++", "clang++"]
 
 
 def shared_library(source: str, *, name: str, options: Sequence[str] = ()) -> ctypes.CDLL:
@@ -52,8 +54,8 @@ def shared_library(source: str, *, name: str, options: Sequence[str] = ()) -> ct
     compiler = available()
     if compiler is None:
         raise NoCompiler(
-            f"[{name}] there is no C++ compiler here (looked for {os.environ.get('CXX') or 'c++, g++, clang++'}): install "
-            "g++ (Debian, Ubuntu: apt install g++; conda: conda install cxx-compiler), or set CXX"
+            f"[{name}] there is no C++ compiler here (looked for {', '.join(_candidates())}): install g++ "
+            "(Debian, Ubuntu: apt install g++; conda: conda install cxx-compiler), or set CXX"
         )
     return _opened(compiler, source, name, tuple(options))
 

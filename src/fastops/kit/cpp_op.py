@@ -67,9 +67,8 @@ class CppOp:
 def cpp_op(source: str, name: str, signature: str, options: Sequence[str] = (), contiguous: bool = True) -> CppOp:
     """A C++ function from its source, compiled by the machine's compiler when it is first called, and cached on disk.
 
-    The twin of ``cuda_kernel`` for the CPU: ``function(x, y, n)`` checks the arguments against the signature and calls it.
-    Outputs are arguments. It is what a ``cpu=`` of ``kit.op`` calls. No header of torch's comes in, which is why compiling
-    takes tens of milliseconds.
+    The twin of ``cuda_kernel`` for the CPU: ``function(x, y, n)`` checks the arguments against the signature and calls
+    it. Outputs are arguments; it returns nothing. It is what a ``cpu=`` of ``kit.op`` calls.
 
     Args:
         source: C++17; the standard library may be included.

@@ -58,7 +58,7 @@ class CudaKernel:
         """Checks the arguments and launches on the tensors' device and torch's current stream there.
 
         Raises:
-            KitError: an argument that the signature does not take, or a size that no launch can have. Nothing was launched.
+            KitError: an argument that the signature does not take, or a size that no launch has. Nothing was launched.
             CompileError: the source does not compile.
         """
         dtypes, device = self.signature.bind(arguments, "cuda", self.contiguous)
@@ -75,7 +75,7 @@ class CudaKernel:
         _C.kit_launch(ready.handle, grid, block, shared, ready.packing(arguments))
 
     def prepare(self, *dtypes: torch.dtype, device: torch.device | str | int | None = None) -> None:
-        """Compiles and loads ahead of the first call, for one dtype a type variable; the current device if none is named."""
+        """Compiles and loads ahead of the first call: one dtype a type variable, by default for the current device."""
         chosen = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
         if chosen.index is None:
             chosen = torch.device("cuda", torch.cuda.current_device())
@@ -130,23 +130,24 @@ def cuda_kernel(
     options: Sequence[str] = (),
     contiguous: bool = True,
 ) -> CudaKernel:
-    """A CUDA kernel from its source, compiled by NVRTC for the card at hand when it is first called, and cached on disk.
+    """A CUDA kernel from its source, compiled by NVRTC for the card at hand when first called, and cached on disk.
 
-    ``kernel(x, y, n)`` checks the arguments against the signature, then launches on the tensors' device and torch's current
-    stream. It returns nothing: outputs are arguments. It has no gradient either, nor a CPU form: that is ``kit.op``'s.
+    ``kernel(x, y, n)`` checks the arguments against the signature, then launches on the tensors' device and torch's
+    current stream. Outputs are arguments; it returns nothing. Gradient and CPU form are ``kit.op``'s.
 
     Args:
         source: CUDA C++. It may use the ``<stdint.h>`` names, ``opmath_t<T>`` (float for the half types, else T), and
             helper functions without ``__device__``. CUDA's own headers are found if they are installed.
         name: the kernel, as one would write it behind the source: ``shift``, or ``shift<T>`` for a template.
-        signature: ``"const T* x, T* y, int64 n"``. A pointer is a tensor of that dtype, or None; other types are numbers
-            within their range. A capitalised name that is no type is a type variable: in each call it is the dtype of the
-            tensors that have it, and the source is compiled once for each. float16 and bfloat16 come as
-            ``fastops::float16`` and ``fastops::bfloat16``, which convert from and to float by themselves.
-            The kernel's own parameters are held against it when it is compiled.
-        grid, block, shared: blocks, threads in a block and bytes of dynamic shared memory: an integer, an expression over
-            the arguments (``"ceil(n / 256)"``, ``"numel(x) // 4"``), or a callable that is given the arguments; for grid
-            and block up to three of them. With an empty grid nothing is launched.
+        signature: ``"const T* x, T* y, int64 n"``. A pointer is a tensor of that dtype, or None; other types are
+            numbers, integers within their range. A capitalised name is a type variable: in each call it is the dtype
+            of the tensors that have it, and the source, which may use it too, is compiled once for each. float16 and
+            bfloat16 come as ``fastops::float16`` and ``fastops::bfloat16``, which convert from and to float by
+            themselves.
+            The kernel's own parameters are held against the signature when it is compiled.
+        grid, block, shared: blocks, threads in a block and bytes of dynamic shared memory: an integer, an expression
+            over the arguments (``"ceil(n / 256)"``, ``"numel(x) // 4"``), or a callable that is given the arguments;
+            for grid and block up to three of them. With an empty grid nothing is launched.
         options: further options for NVRTC, such as ``--use_fast_math``.
         contiguous: whether every tensor must be contiguous. A kernel that is given strides says False.
 

@@ -8,7 +8,7 @@ from . import cache
 from .errors import CompileError
 
 _LINE = re.compile(r'#line (\d+) "(.*)"')
-# GCC's place of a message. Where it does not show the line itself, as for text that is no file, the next line is another.
+# A place as GCC and Clang write it. GCC shows no lines of a text that is no file; Clang and NVRTC do.
 _PLACE = re.compile(r"(?P<file>[^:\n]+):(?P<line>\d+):(?P<column>\d+): ")
 
 

@@ -1,8 +1,8 @@
 """CUDA C++ to machine code at run time, by NVRTC. It asks neither a driver nor a GPU.
 
-NVRTC is called through ctypes: its interface is a dozen C functions that have been the same since CUDA 11, and the
-library is the one that a CUDA build of torch brings. cuda-bindings, which newer builds bring too, would be one more thing
-to be missing under torch 2.10 and conda, and one more import.
+NVRTC is called through ctypes: its interface is a dozen C functions that have been the same since CUDA 11.1, and the
+library is the one that a CUDA build of torch brings. cuda-bindings, which newer builds bring too, would be one more
+thing to be missing under an older torch or conda, and one more import.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _open(path: str) -> _Nvrtc:
 
 
 def _identity(path: str) -> str:
-    """What tells one NVRTC from another; of a file without opening it, which takes longer than all else from the cache."""
+    """What tells one NVRTC from another; of a file without opening it, which takes longer than the cache does."""
     if not os.path.isabs(path):
         return _open(path).version
     status = os.stat(path)

@@ -1,11 +1,11 @@
-"""The typed signature of a kernel, ``const T* x, T* y, int64 n``: what a call must bring, and its bytes for the launch."""
+"""The typed signature of a kernel, ``const T* x, T* y, int64 n``: what a call must bring, and its bytes."""
 
 from __future__ import annotations
 
 import operator
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ KERNEL_TYPES = Path(__file__).with_name("kernel_types.h").read_text()
 
 @dataclass(frozen=True)
 class Element:
-    """A dtype as C has it. ``kernel``: what it may be called in a kernel; ``code``: struct's letter; ``words``: here."""
+    """A dtype: its C++ types in a kernel, the letter that ``struct`` has for it, and its names in a signature."""
 
     dtype: torch.dtype
     kernel: tuple[str, ...]
@@ -93,13 +93,14 @@ class Signature:
         match = _PARAMETER.fullmatch(text.strip())
         if not match:
             raise KitError(
-                f"[{self.name}] a signature must list parameters such as 'const T* x' and 'int64 n', got {text.strip()!r}"
+                f"[{self.name}] a signature must list parameters like 'const T* x' and 'int64 n', got {text.strip()!r}"
             )
         word = " ".join(match["type"].split())
         if word not in _BY_WORD and not re.fullmatch(r"[A-Z]\w*", word):
             known = ", ".join(element.words[0] for element in _ELEMENTS)
             raise KitError(
-                f"[{self.name}] the type of {match['name']} must be a type variable such as T, or one of {known}; got {word}"
+                f"[{self.name}] {match['name']} must have a type variable such as T as its type, or one of {known}; "
+                f"got {word}"
             )
         return Parameter(match["name"], word, bool(match["pointer"]), bool(match["const"]))
 
@@ -156,7 +157,7 @@ class Signature:
             )
         if value.requires_grad and torch.is_grad_enabled():
             raise KitError(
-                f"{where} without grad, for a kernel has no gradient: give it one by kit.op, or call under torch.no_grad()"
+                f"{where} without grad, for a kernel has no gradient: give it one by kit.op, or use torch.no_grad()"
             )
 
     def _check_number(self, parameter: Parameter, value: Any) -> None:
@@ -225,36 +226,39 @@ class Packing:
     def __init__(self, signature: Signature, dtypes: Sequence[torch.dtype]):
         self._signature = signature
         self._dtypes = tuple(dtypes)
-        codes = ["P" if p.pointer else _BY_DTYPE[d].code for p, d in zip(signature.parameters, dtypes, strict=True)]
-        self._struct = struct.Struct("@" + "".join(codes))
-        self.offsets = [struct.calcsize("@" + "".join(codes[:k]) + "0" + code) for k, code in enumerate(codes)]
-        self._convert = [self._converter(p.pointer, d) for p, d in zip(signature.parameters, dtypes, strict=True)]
-
-    @staticmethod
-    def _converter(pointer: bool, dtype: torch.dtype) -> Any:
-        if pointer:
-            return lambda tensor: 0 if tensor is None else tensor.data_ptr()
-        if dtype in (torch.float16, torch.bfloat16):
-            return lambda value: torch.tensor(float(value), dtype=dtype).view(torch.uint16).item()
-        if dtype in _FLOATING:
-            return float
-        return bool if dtype == torch.bool else operator.index
+        pairs = list(zip(signature.parameters, dtypes, strict=True))
+        self._codes = ["P" if p.pointer else _BY_DTYPE[dtype].code for p, dtype in pairs]
+        self._convert = [_address if p.pointer else _number(dtype) for p, dtype in pairs]
+        self._struct = struct.Struct("@" + "".join(self._codes))
+        # A count of zero pads up to the type's alignment and no more.
+        self.offsets = [struct.calcsize("@" + "".join(self._codes[:k]) + "0" + c) for k, c in enumerate(self._codes)]
 
     def __call__(self, arguments: Sequence[Any]) -> bytes:
         values = [convert(value) for convert, value in zip(self._convert, arguments, strict=True)]
         try:
             return self._struct.pack(*values)
-        except (struct.error, OverflowError):
-            self._explain(values)
-            raise
+        except struct.error:
+            raise self._misfit(values) from None
 
-    def _explain(self, values: Sequence[Any]) -> None:
-        for parameter, dtype, value in zip(self._signature.parameters, self._dtypes, values, strict=True):
-            if parameter.pointer or dtype == torch.bool:
-                continue
-            limits: Any = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-            if not limits.min <= value <= limits.max and value == value:
-                raise KitError(
-                    f"[{self._signature.name}] {parameter.name} must be within {str(dtype).removeprefix('torch.')}, "
-                    f"from {limits.min} to {limits.max}, got {value}"
-                )
+    def _misfit(self, values: Sequence[Any]) -> KitError:
+        parameters = zip(self._signature.parameters, self._dtypes, self._codes, values, strict=True)
+        for parameter, dtype, code, value in parameters:
+            try:
+                struct.pack("@" + code, value)
+            except struct.error:
+                kind = str(dtype).removeprefix("torch.")
+                return KitError(f"[{self._signature.name}] {parameter.name} must fit {kind}, got {value}")
+        return KitError(f"[{self._signature.name}] the arguments cannot be packed")
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _number(dtype: torch.dtype) -> Callable[[Any], Any]:
+    """From what a caller gives to what ``struct`` packs."""
+    if dtype in (torch.float16, torch.bfloat16):
+        return lambda value: torch.tensor(float(value), dtype=dtype).view(torch.uint16).item()
+    if dtype in _FLOATING:
+        return float
+    return bool if dtype == torch.bool else operator.index

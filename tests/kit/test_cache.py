@@ -1,0 +1,200 @@
+"""The cache on disk: right under many processes, and after whatever may happen to its files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fastops.kit import cache
+
+PARTS = ["c++", b"\x00source"]
+
+
+def made(content: bytes = b"the content") -> tuple[list[int], Callable[[], bytes]]:
+    """A maker, and a list that grows with each call of it."""
+    calls: list[int] = []
+
+    def make() -> bytes:
+        calls.append(1)
+        return content
+
+    return calls, make
+
+
+def entry(folder: Path) -> Path:
+    (path,) = folder.iterdir()
+    return path
+
+
+def test_made_once(empty_cache: Path) -> None:
+    calls, make = made()
+    assert [cache.lookup(PARTS, make) for _ in range(3)] == [b"the content"] * 3
+    assert len(calls) == 1
+    assert cache.entries() == [entry(empty_cache)]
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 100, os.urandom(100_000)], ids=["empty", "zeros", "random"])
+def test_any_bytes_come_back(empty_cache: Path, content: bytes) -> None:
+    for _ in range(2):
+        calls, make = made(content)
+        assert cache.lookup(PARTS, make) == content
+    assert not calls
+
+
+@pytest.mark.parametrize("other", [["c++\x00source"], ["c+", b"+\x00source"], ["c++", b"\x00source", ""], []], ids=repr)
+def test_other_parts_are_another_entry(empty_cache: Path, other: list[str | bytes]) -> None:
+    assert cache.lookup(PARTS, lambda: b"one") == b"one"
+    assert cache.lookup(other, lambda: b"other") == b"other"
+    assert cache.lookup(PARTS, lambda: b"none") == b"one"
+
+
+def test_the_version_is_part_of_the_name(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = cache.key(PARTS)
+    monkeypatch.setattr(cache._C, "build_info", lambda: {"version": "99.0"})
+    assert cache.key(PARTS) != before
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[3] ^= 1
+    path.write_bytes(content)
+
+
+def lengthen(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+@pytest.mark.parametrize("damage", [cut, empty, flip, lengthen])
+def test_a_damaged_entry_is_made_again(empty_cache: Path, damage: Callable[[Path], None]) -> None:
+    cache.lookup(PARTS, lambda: b"the content")
+    damage(entry(empty_cache))
+    calls, make = made()
+    assert [cache.lookup(PARTS, make) for _ in range(2)] == [b"the content"] * 2
+    assert len(calls) == 1
+
+
+def test_an_entry_that_is_a_folder(empty_cache: Path) -> None:
+    cache.lookup(PARTS, lambda: b"the content")
+    path = entry(empty_cache)
+    path.unlink()
+    path.mkdir()
+    calls, make = made()
+    assert [cache.lookup(PARTS, make) for _ in range(2)] == [b"the content"] * 2
+    assert len(calls) == 2
+    assert entry(empty_cache) == path  # and no file of an unfinished write beside it
+
+
+def test_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FASTOPS_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    calls, make = made()
+    assert [cache.lookup(PARTS, make) for _ in range(2)] == [b"the content"] * 2
+    assert len(calls) == 2
+    assert cache.entries() == []
+    kept = cache.keep_source("int x")
+    assert kept is not None
+    assert kept.read_text() == "int x"
+    kept.unlink()
+
+
+def test_a_write_that_fails_leaves_nothing(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*paths: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache.os, "replace", full)
+    assert cache.lookup(PARTS, lambda: b"the content") == b"the content"
+    assert list(empty_cache.iterdir()) == []
+
+
+def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("FASTOPS_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert cache.directory() is None
+    assert cache.lookup(PARTS, lambda: b"the content") == b"the content"
+    assert cache.entries() == []
+    assert cache.clear() == 0
+
+
+def test_the_users_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache.sys, "platform", "linux")
+    monkeypatch.delenv("FASTOPS_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert cache.directory() == Path("/elsewhere/fastops")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache.directory() == Path.home() / ".cache" / "fastops"
+
+
+def test_clear_takes_only_what_is_ours(empty_cache: Path) -> None:
+    cache.lookup(PARTS, lambda: b"the content")
+    cache.keep_source("int x")
+    theirs = empty_cache / "notes.txt"
+    theirs.write_text("mine")
+    (empty_cache / f"{cache.key(PARTS)}.abc.tmp").write_text("of a process that was killed")
+    assert cache.clear() == 3
+    assert list(empty_cache.iterdir()) == [theirs]
+
+
+def test_an_error_of_the_maker_leaves_nothing(empty_cache: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        cache.lookup(PARTS, lambda: bytes(1 // 0))
+    assert cache.entries() == []
+
+
+PROCESS = """
+import random, sys
+from fastops.kit import cache
+damage = random.Random(int(sys.argv[1]))
+for step in range(300):
+    name = step % 5
+    content = bytes([name]) * 5000
+    assert cache.lookup([str(name)], lambda: content) == content, step
+    if damage.random() < 0.1:
+        found = cache.entries()
+        if found:
+            path = damage.choice(found)
+            try:
+                if damage.random() < 0.5:
+                    path.unlink()
+                else:
+                    path.write_bytes(path.read_bytes()[:2000])
+            except FileNotFoundError:
+                pass
+"""
+
+
+def test_processes_that_read_write_and_damage_at_once(empty_cache: Path) -> None:
+    processes = [subprocess.Popen([sys.executable, "-c", PROCESS, str(k)], stderr=subprocess.PIPE) for k in range(8)]
+    for process in processes:
+        _, error = process.communicate()
+        assert process.returncode == 0, error.decode()
+    assert not [path for path in empty_cache.iterdir() if path.suffix == ".tmp"]
+
+
+def test_the_command(empty_cache: Path) -> None:
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "fastops.kit", "cache", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert run() == f"{empty_cache}: 0 files, 0 bytes\n"
+    cache.lookup(PARTS, lambda: b"the content")
+    assert run() == f"{empty_cache}: 1 files, {11 + 32} bytes\n"
+    assert run("--clear") == f"{empty_cache}: removed 1 files\n"
+    assert cache.entries() == []
