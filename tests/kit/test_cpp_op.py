@@ -252,7 +252,9 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
     assert compiler.available() is None
-    with pytest.raises(NoCompiler, match=r"^\[scale\] there is no C\+\+ compiler here \(looked for c\+\+, g\+\+, clang\+\+\)"):
+    with pytest.raises(
+        NoCompiler, match=r"^\[scale\] there is no C\+\+ compiler here \(looked for c\+\+, g\+\+, clang\+\+\)"
+    ):
         scale().prepare(torch.float32)
     monkeypatch.setenv("CXX", "/opt/my/c++")
     with pytest.raises(NoCompiler, match=r"looked for /opt/my/c\+\+"):

@@ -29,7 +29,16 @@ __global__ void spin(float* y, int64_t cycles) {
   *y += 1;
 }
 """
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int32, torch.int64, torch.uint8]
+DTYPES = [
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int8,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+]
 
 
 def shift(**more: object):  # type: ignore[no-untyped-def]
@@ -333,7 +342,9 @@ def test_wrong_arguments(cuda: torch.device, changes: dict[str, object], message
     if "x must be on a CUDA device" not in message:
         for name, value in changes.items():
             if isinstance(value, torch.Tensor):
-                moved = torch.empty(8, dtype=value.dtype, device=cuda)[::2] if not value.is_contiguous() else value.to(cuda)
+                moved = (
+                    torch.empty(8, dtype=value.dtype, device=cuda)[::2] if not value.is_contiguous() else value.to(cuda)
+                )
                 changes = changes | {name: moved.detach().requires_grad_(value.requires_grad)}
     y = torch.zeros(4, device=cuda)
     arguments = {"x": torch.ones(4, device=cuda), "y": y, "n": 4} | changes

@@ -9,14 +9,14 @@ import torch
 from compiled import REAL, evaluate_compiled, needs_compiler
 from test_expression import arguments_of
 
-from fastops.kit import expression
+from fastops.kit import expression, nvrtc
 from fastops.kit.expression import PRELUDE_CPP, PRELUDE_CUDA, derivative, emit_c, evaluate, parse
 from fastops.kit.expression.functions import FUNCTIONS
 from fastops.kit.expression.nodes import call, name
 
 INF, NAN = float("inf"), float("nan")
-SPECIAL = (-INF, -3e38, -1e10, -1000.0, -88.0, -20.0, -2.5, -1.0, -0.5, -1e-3, -1e-30, -0.0, 0.0, 1e-40, 1e-8, 0.25, 0.5)
-SPECIAL += (0.9999, 1.0, 1.5, 2.0, 3.0, 20.0, 88.5, 1000.0, 1e10, 3e38, INF, NAN)
+SPECIAL = (-INF, -3e38, -1e10, -1000.0, -88.0, -20.0, -2.5, -1.0, -0.5, -1e-3, -1e-30, -0.0)
+SPECIAL += (0.0, 1e-40, 1e-8, 0.25, 0.5, 0.9999, 1.0, 1.5, 2.0, 3.0, 20.0, 88.5, 1000.0, 1e10, 3e38, INF, NAN)
 
 # In units in the last place. glibc's vector functions are right to 4, with which what follows them counts.
 ULPS = 8
@@ -32,7 +32,8 @@ def test_functions(dtype: torch.dtype) -> None:
         letters, inputs = arguments_of(function, SPECIAL)
         inputs = {k: x.to(dtype) for k, x in inputs.items()}
         node = expression.nodes.as_real(call(function, *map(name, letters)))
-        (expected,) = evaluate([node], inputs)
+        # In float64, which also spares us torch's remainder of floats: it is NaN for far larger a than b.
+        expected = evaluate([node], {k: x.double() for k, x in inputs.items()})[0].to(dtype)
         (ours,) = evaluate_compiled([node], inputs)
         assert_near(function, ours, expected, inputs)
 
@@ -60,7 +61,7 @@ def test_derivatives_and_several_outputs(dtype: torch.dtype) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", REAL)
-@pytest.mark.parametrize("number", ["0.1", "1e300", "1e-42", "16777217", "inf", "nan", "1e999", "0.0", "3.4028236e38"])
+@pytest.mark.parametrize("number", ["0.1", "1e300", "1e-42", "16777217", "inf", "nan", "1e999", "0.0", "3.4028234e38"])
 def test_numbers(number: str, dtype: torch.dtype) -> None:
     """A number is rounded once, to what torch rounds it to."""
     nodes = parse(f"copysign({number}, x), -{number}, x * 0 + {number}", ["x"])
@@ -83,7 +84,8 @@ def test_names_of_tensors_hide_nothing() -> None:
 def test_float_source_has_no_double() -> None:
     """One double among floats would be computed in double, at a sixty-fourth of the speed on many GPUs."""
     nodes = [call(f, *map(name, "abc"[: row.arity])) for f, row in FUNCTIONS.items()]
-    text = emit_c([derivative(expression.nodes.as_real(n), "a") for n in nodes] + nodes, ["y"] * 2 * len(nodes), "float")
+    nodes += [derivative(expression.nodes.as_real(node), "a") for node in nodes]
+    text = emit_c(nodes, ["y"] * len(nodes), "float")
     assert not re.search(r"\bdouble\b", text)
     assert not re.search(r"\d\.\d*(e[+-]?\d+)?(?![\d.ef])", text)
     called = set(re.findall(r"(\w+)\(", text)) - {"kit_remainder", "kit_sign", "kit_clamp", "float"}
@@ -98,3 +100,14 @@ def test_preludes_declare_what_is_called() -> None:
             assert re.search(rf"\b{function}\(", PRELUDE_CPP), function
             assert not function.startswith("kit_") or re.search(rf"\b{function}\(", PRELUDE_CUDA), function
     assert "#include" not in PRELUDE_CUDA
+
+
+@pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize("real", REAL.values())
+def test_cuda_compiles(real: str) -> None:
+    """Every function and its derivative, without a header."""
+    nodes = [expression.nodes.as_real(call(f, *map(name, "abc"[: row.arity]))) for f, row in FUNCTIONS.items()]
+    nodes += [derivative(node, "a") for node in nodes] + list(parse("inf, nan, -inf", []))
+    body = emit_c(nodes, [f"y[{k}]" for k in range(len(nodes))], real)
+    kernel = f'extern "C" __global__ void run({real}* y, {real} a, {real} b, {real} c) {{\n{body}\n}}\n'
+    assert nvrtc.compile(PRELUDE_CUDA + kernel, name="test", arch="sm_90", kernels=["run"]).cubin

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def value(text: str, **more: float) -> float:
         ("!(x == 1.25)", 0),
         ("x != y", 1),
         ("where(x >= y, 1, 2)", 1),
-        ("1e-3 + .5 + 2. + 1.5f + 2E2", 202.501 + 1.5 + 0.5 - 0 if False else 1e-3 + 0.5 + 2 + 1.5 + 200),
+        ("1e-3 + .5 + 2. + 1.5f + 2E2", 204.001),
         ("pi", math.pi),
         ("e", math.e),
         ("-inf", -math.inf),
@@ -92,7 +93,7 @@ def test_names_hide_constants() -> None:
     [
         ("x +", "expected a number, a name or '(', got the end", 3),
         ("", "expected a number, a name or '(', got the end", 0),
-        ("foo(x)", "unknown function 'foo'", 0),
+        ("zyx(x)", "unknown function 'zyx'", 0),
         ("1 + sigmiod(x)", "unknown function 'sigmiod'; did you mean 'sigmoid'?", 4),
         ("x * z", "unknown name 'z'; there is x", 4),
         ("x ^ 2", "cannot read '^'; a power is x ** y", 2),
@@ -147,10 +148,12 @@ def test_a_full_stack_is_an_error() -> None:
         else:
             parse("(" * 40 + "x" + ")" * 40, ["x"])
 
-    with pytest.raises((ExpressionError, RecursionError)) as raised:
-        for levels in range(100, 2000, 10):
+    def deeper_and_deeper() -> None:
+        for levels in range(100, sys.getrecursionlimit(), 10):
             deep(levels)
-    assert "nested too deep" in str(raised.value)
+
+    with pytest.raises(ExpressionError, match="nested too deep for what is left of the stack"):
+        deeper_and_deeper()
 
 
 def test_long_chains() -> None:
@@ -262,17 +265,36 @@ def test_under_torch() -> None:
 
 # Derivatives
 
-POINTS = (-math.inf, -1e30, -200.0, -30.0, -3.7, -1.0, -0.6, -1e-5, -0.0, 0.0, 0.3, 0.5, 1.0, 2.0, 2.5, 40.0, 1e30, math.inf)
+POINTS = (
+    -math.inf,
+    -1e30,
+    -200.0,
+    -30.0,
+    -3.7,
+    -1.0,
+    -0.6,
+    -1e-5,
+    -0.0,
+    0.0,
+    0.3,
+    0.5,
+    1.0,
+    2.0,
+    2.5,
+    40.0,
+    1e30,
+    math.inf,
+)
 ORDINARY = (-30.0, -3.7, -1.6, -0.9, -0.6, -0.1, 0.1, 0.3, 0.5, 0.8, 1.7, 2.0, 2.5, 8.0)
 
 
-def grid(points: tuple[float, ...], arity: int) -> list[Tensor]:
+def grid(points: Sequence[float], arity: int) -> list[Tensor]:
     """All pairs or triples of the points."""
     rows = torch.tensor(list(itertools.product(points, repeat=arity)), dtype=torch.float64)
     return list(rows.T.clone())
 
 
-def arguments_of(function: str, points: tuple[float, ...]) -> tuple[list[str], dict[str, Tensor]]:
+def arguments_of(function: str, points: Sequence[float]) -> tuple[list[str], dict[str, Tensor]]:
     arity = FUNCTIONS[function].arity
     inputs = grid(points, arity)
     if function == "where":
@@ -305,7 +327,9 @@ def test_derivatives_are_autograds(function: str) -> None:
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_derivatives_at_the_edges(function: str) -> None:
     """Ties, zeros, infinities: first derivatives are autograd's there too."""
-    letters, inputs = arguments_of(function, POINTS)
+    # What is left of a division by 0 or infinity has no derivative; torch's is another division.
+    points = [x for x in POINTS if x and math.isfinite(x)] if function == "%" else POINTS
+    letters, inputs = arguments_of(function, points)
     node = expression.nodes.as_real(call(function, *map(name, letters)))
     for letter in letters:
         leaves = {k: x.clone().requires_grad_() for k, x in inputs.items()}
@@ -368,13 +392,13 @@ def huber(x, y, *, delta=1.0):  # type: ignore[no-untyped-def]
 def leaky(x):  # type: ignore[no-untyped-def]
     y = x
     if x < 0:
-        y *= SLOPE
-        if -1 < x <= -0.5 and not x == -0.75:
+        y = y * SLOPE
+        if -1 < x <= -0.5 and not x > -0.6:
             y = math.tanh(x) % 1
     elif x > 1 or x == 0.5:
         pass
     else:
-        y = np.arctan2(x, torch.exp(x)) + math.pi
+        y = torch.arctan2(x, torch.exp(x)) + np.pi
     return y, float(x > 0)
 
 
@@ -438,7 +462,11 @@ def method(x):  # type: ignore[no-untyped-def]
     ("function", "message", "line"),
     [
         (loop, "For cannot be made an expression", "    for _ in range(3):\n      ^"),
-        (helper, "huber is no function of math, torch, numpy or Python itself", "    return huber(x, x)\n             ^"),
+        (
+            helper,
+            "huber is no function of math, torch, numpy or Python itself",
+            "    return huber(x, x)\n             ^",
+        ),
         (no_return, "must return a value on every way", "    if x > 0:\n      ^"),
         (unknown, "undefined is unknown", "    return x + undefined"),
         (many, r"\*args and \*\*kwargs have no place", "def many"),

@@ -75,7 +75,7 @@ class CudaKernel:
         _C.kit_launch(ready.handle, grid, block, shared, ready.packing(arguments))
 
     def prepare(self, *dtypes: torch.dtype, device: torch.device | str | int | None = None) -> None:
-        """Compiles and loads ahead of the first call, for one dtype a type variable, by default on the current device."""
+        """Compiles and loads ahead of the first call: one dtype a type variable, by default for the current device."""
         chosen = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
         if chosen.index is None:
             chosen = torch.device("cuda", torch.cuda.current_device())
@@ -140,9 +140,10 @@ def cuda_kernel(
             helper functions without ``__device__``. CUDA's own headers are found if they are installed.
         name: the kernel, as one would write it behind the source: ``shift``, or ``shift<T>`` for a template.
         signature: ``"const T* x, T* y, int64 n"``. A pointer is a tensor of that dtype, or None; other types are
-            numbers, integers within their range. A capitalised name is a type variable: in each call it is the dtype of the
-            tensors that have it, and the source, which may use it too, is compiled once for each. float16 and bfloat16
-            come as ``fastops::float16`` and ``fastops::bfloat16``, which convert from and to float by themselves.
+            numbers, integers within their range. A capitalised name is a type variable: in each call it is the dtype
+            of the tensors that have it, and the source, which may use it too, is compiled once for each. float16 and
+            bfloat16 come as ``fastops::float16`` and ``fastops::bfloat16``, which convert from and to float by
+            themselves.
             The kernel's own parameters are held against the signature when it is compiled.
         grid, block, shared: blocks, threads in a block and bytes of dynamic shared memory: an integer, an expression
             over the arguments (``"ceil(n / 256)"``, ``"numel(x) // 4"``), or a callable that is given the arguments;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,8 @@ def torch_function(nodes: tuple[Node, ...], parameters: tuple[str, ...]) -> Call
 
         def number(value: float) -> Tensor:
             # No Python number: beside a truth value it would have the default dtype.
+            if abs(value) > torch.finfo(dtype).max:
+                value = math.copysign(math.inf, value)
             return torch.full((), value, dtype=dtype, device=device)
 
         operands = [x.to(dtype) if isinstance(x, Tensor) else number(x) for x in values]

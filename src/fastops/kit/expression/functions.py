@@ -139,7 +139,7 @@ _row("/", 2, "{0} / {1}", "{0} / {1}", _quotient_tangent)
 _binary(
     "%",
     lambda a, b, y: 1.0,
-    lambda a, b, y: -call("floor", a / b),
+    lambda a, b, y: -call("round", (a - y) / b),  # floor(a / b) may be one off where that is rounded
     "torch.remainder({0}, {1})",
     "kit_remainder(fmod{f}({0}, {1}), {1})",
 )
@@ -198,7 +198,14 @@ _unary("tan", lambda x, y: 1 + y * y)
 _unary("asin", lambda x, y: call("rsqrt", 1 - x * x))
 _unary("acos", lambda x, y: -call("rsqrt", 1 - x * x))
 _unary("atan", lambda x, y: 1 / (x * x + 1))
-_binary("atan2", lambda a, b, y: b / (a * a + b * b), lambda a, b, y: -a / (a * a + b * b))
+
+
+def _over_square(x: Node, a: Node, b: Node) -> Node:
+    square = a * a + b * b
+    return _where(call("==", square, 0.0), 0.0, x / square)
+
+
+_binary("atan2", lambda a, b, y: _over_square(b, a, b), lambda a, b, y: _over_square(-a, a, b))
 _unary("sinh", lambda x, y: call("cosh", x))
 _unary("cosh", lambda x, y: call("sinh", x))
 _unary("tanh", lambda x, y: 1 - y * y)

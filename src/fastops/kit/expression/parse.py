@@ -164,9 +164,8 @@ class _Parser:
             self.take()
             node = call(_MEANING.get(token.text, token.text), node, self.binary(binding + 1))
             if binding == _COMPARISON and _BINDING.get(self.next.text) == _COMPARISON:
-                raise self.error(
-                    "comparisons in a row mean different things in C and Python: a < b && b < c", self.next.offset
-                )
+                message = "comparisons in a row differ between C and Python: write a < b && b < c"
+                raise self.error(message, self.next.offset)
 
     def signed(self) -> Node:
         signs = []

@@ -81,7 +81,7 @@ PRELUDE_CPP = "\n".join(
     ]
 )
 
-# What the compiler is to be given beside what it always is. Fused multiply-adds would make results depend on the machine.
+# What the compiler gets beside its usual options. Fused multiply-adds would make results depend on the machine.
 CPP_OPTIONS: tuple[str, ...] = ("-ffp-contract=off",)
 if platform.machine() == "x86_64" and platform.libc_ver()[0] == "glibc":
     CPP_OPTIONS += ("-lmvec",)
