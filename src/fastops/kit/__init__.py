@@ -5,17 +5,19 @@ from __future__ import annotations
 from .check import check
 from .cpp_op import cpp_op
 from .cuda_kernel import cuda_kernel
-from .elementwise import elementwise
+from .elementwise import Elementwise, elementwise
 from .errors import CompileError, ExpressionError, KitError, NoCompiler
 from .numba_op import numba_op
 from .op import op
-from .reduction import reduction
+from .reduction import Reduce, reduction
 
 __all__ = [
     "CompileError",
+    "Elementwise",
     "ExpressionError",
     "KitError",
     "NoCompiler",
+    "Reduce",
     "check",
     "cpp_op",
     "cuda_kernel",

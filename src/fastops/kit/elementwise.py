@@ -115,7 +115,7 @@ def like(gradient: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
 
 
 def aligned(count: int, size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, ...]:
-    """The ``batch`` rule of ops whose first ``count`` inputs broadcast: batches first, then dimensions from the right."""
+    """The ``batch`` rule of ops whose first ``count`` inputs broadcast: the batch first, then as before."""
     tensors = [x if d is None else x.movedim(d, 0) for x, d in zip(inputs[:count], in_dims, strict=False)]
     rank = max(x.dim() - (d is not None) for x, d in zip(tensors, in_dims, strict=False))
     for k, d in enumerate(in_dims[:count]):

@@ -47,7 +47,7 @@ class Program:
     ) -> None:
         self.name, self.tensors, self.scalars, self.outputs = name, tuple(tensors), tuple(scalars), outputs
         self.op = f"{name}_{hashlib.sha256(content.encode()).hexdigest()[:16]}"
-        self.paths: dict[tuple[int, ...], str] = {}  # (device, *dtypes) -> what runs there
+        self.paths: dict[tuple[int, tuple[int, ...]], str] = {}  # by device and dtypes: what runs
         qualified = f"{SPACE}::{self.op}"
         self.number = _C.kit_define(name, f"{qualified}_reference", list(tensors), len(scalars), outputs)
         _programs[self.number] = self
@@ -101,7 +101,7 @@ class Program:
             path = f"plain PyTorch: {error}"
             if device >= 0:
                 _warn(str(error))
-        self.paths[(device, *dtypes)] = path
+        self.paths[device, tuple(dtypes)] = path
 
 
 def prepared(
@@ -132,9 +132,10 @@ def explained(program: Program, tensors: Sequence[Tensor]) -> str:
         return "plain PyTorch: a CPU scalar beside CUDA tensors"
     if any(t.dtype not in DTYPES for t in tensors):
         return "plain PyTorch: kernels take " + ", ".join(map(str, DTYPES))
-    index = {"cpu": -1, "cuda": device.index}.get(device.type)
-    key = (index, *(DTYPES.index(d) for d in (promoted(tensors), *(t.dtype for t in tensors))))
-    return program.paths.get(key, f"plain PyTorch: no kernels for {device.type}, or more dimensions than they take")
+    place = -1 if device.type == "cpu" else device.index if device.type == "cuda" else None
+    dtypes = tuple(DTYPES.index(d) for d in (promoted(tensors), *(t.dtype for t in tensors)))
+    none = f"plain PyTorch: no kernels for {device.type}, or more dimensions than they take"
+    return none if place is None else program.paths.get((place, dtypes), none)
 
 
 P = TypeVar("P", bound=Program)
@@ -156,7 +157,8 @@ def promoted(tensors: Sequence[Tensor]) -> torch.dtype:
     if with_dims and without:
         scalar = functools.reduce(torch.promote_types, without)
         if _category(scalar) > _category(dtype):
-            dtype = scalar
+            one, none = torch.empty(1, dtype=dtype, device="meta"), torch.empty((), dtype=scalar, device="meta")
+            dtype = torch.result_type(one, none)
     return dtype if _category(dtype) else torch.get_default_dtype()
 
 

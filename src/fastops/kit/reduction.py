@@ -57,8 +57,7 @@ class Reduction(Program):
         (values,) = self._map(*tensors, *scalars)
         values = values.expand(shape)
         n = _length(shape, dims)
-        if n == 0 and self.identity is None:
-            raise RuntimeError(f"[{self.name}] an empty reduction needs identity=, got shape {list(shape)}")
+        self.check_empty(shape, dims)
         total = self._total(values, dims, n).to(values.dtype)
         (out,) = self._post(total, torch.full((), n, dtype=values.dtype, device=values.device), *scalars)
         out = out.expand(total.shape)
@@ -67,6 +66,10 @@ class Reduction(Program):
             out = out.reshape(kept)
         dtype = promoted(tensors)
         return (out if wide and dtype in (torch.float16, torch.bfloat16) else out.to(dtype)).contiguous()
+
+    def check_empty(self, shape: Sequence[int], dims: tuple[int, ...]) -> None:
+        if self.identity is None and _length(shape, dims) == 0:
+            raise RuntimeError(f"[{self.name}] an empty reduction needs identity=, got shape {list(shape)}")
 
     def _total(self, values: Tensor, dims: tuple[int, ...], n: int) -> Tensor:
         """With the reduced dimensions as 1."""
@@ -257,9 +260,14 @@ class Reduce:
             shape = torch.broadcast_shapes(*(t.shape for t in tensors))
             n = float(_length(shape, normalised(self.name, dims, len(shape))))
             return self._post(total, *values, n).to(promoted(tensors))
-        except (AttributeError, RuntimeError, TypeError):
+        except (AttributeError, RuntimeError, TypeError) as error:
             check_tensors(self.name, self.tensors, tensors)
-            normalised(self.name, dims, max(t.dim() for t in tensors))
+            try:
+                shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+            except RuntimeError:
+                raise error from None
+            # What is raised below torch's dispatcher comes as a RuntimeError, with a traceback in its text.
+            self._program.check_empty(shape, normalised(self.name, dims, len(shape)))
             raise
 
     def __repr__(self) -> str:
@@ -272,7 +280,7 @@ class Reduce:
     def explain(self, *tensors: Tensor, dim: int | Sequence[int] | None = None, **scalars: float) -> str:
         """Which code a call with these tensors runs."""
         with torch.no_grad():
-            self(*tensors, dim=dim, **scalars)
+            self(*tensors, dim=dim, keepdim=False, **scalars)
         return explained(self._program, tensors)
 
 
