@@ -89,10 +89,17 @@ class Reduction(Program):
         if self.kind == "a * b":
             total = flat.prod(-1)
         else:
+            tail = (
+                None  # the odd ones; to join them to the others by torch.cat crashes Inductor's backward in torch 2.13
+            )
             while flat.shape[-1] > 1:
                 half = flat.shape[-1] // 2
-                (joined,) = self._reduce(flat[..., :half], flat[..., half : 2 * half])
-                flat = torch.cat([joined, flat[..., 2 * half :]], -1)
+                if flat.shape[-1] % 2:
+                    last = flat[..., -1:]
+                    tail = last if tail is None else self._reduce(tail, last)[0]
+                (flat,) = self._reduce(flat[..., :half], flat[..., half : 2 * half])
+            if tail is not None:
+                (flat,) = self._reduce(flat, tail)
             total = flat[..., 0]
         return total.reshape([1 if d in dims else size for d, size in enumerate(values.shape)])
 
