@@ -40,6 +40,7 @@ def value(text: str, **more: float) -> float:
         ("x / y / 2", X / Y / 2),
         ("x + y * 2", X + Y * 2),
         ("-7 % 3", 2),
+        ("8 - 7 % 4 * 2", 2),
         ("7 % y", 7 % Y),
         ("fmod(-7, 3)", -1),
         ("x > 0 ? x : y", X),
