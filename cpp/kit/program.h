@@ -9,7 +9,8 @@
 
 namespace fastops::kit {
 
-constexpr int kMaxOperands = 24;  // inputs and outputs
+// Inputs and outputs. The second derivative by eight tensors has 26; with more, a kernel's arguments would pass 4 KiB.
+constexpr int kMaxOperands = 26;
 constexpr int kMaxScalars = 8;
 constexpr int kMaxRank = 64;  // torch's own limit
 

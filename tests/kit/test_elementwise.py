@@ -161,6 +161,7 @@ def test_eight_tensors() -> None:
     x = [torch.randn(3, 5, dtype=torch.float64, requires_grad=True) for _ in names]
     compare(op(*x).detach(), sum((k + 1) * t.detach() ** 2 for k, t in enumerate(x)))
     assert torch.autograd.gradcheck(op, x)
+    assert torch.autograd.gradgradcheck(op, x, fast_mode=True)
 
 
 def test_a_large_tensor_is_shared_out(device: torch.device) -> None:

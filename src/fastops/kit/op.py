@@ -129,9 +129,9 @@ class Op:
     def __repr__(self) -> str:
         return f"<kit.op {self.raw}>"
 
-    def explain(self, *args: Any) -> str:
+    def explain(self, *args: Any, **kwargs: Any) -> str:
         """Which code a call with these arguments runs."""
-        device = args[0].device.type
+        device = self.schema.bind(args, kwargs)[0].device.type
         kernel = {"cpu": self._parts.cpu, "cuda": self._parts.cuda}.get(device)
         if kernel is None:
             runs = "the reference" if self._parts.reference else "nothing: there is neither a kernel nor a reference"
