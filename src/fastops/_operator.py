@@ -16,6 +16,7 @@ backward or a batch that a kernel cannot take, comes from the reference too.
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections.abc import Callable, Container
 from typing import Any
@@ -219,8 +220,19 @@ def _distinct(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(seen)
 
 
+_kept = threading.local()
+
+
+def keep_error(error: Exception) -> None:
+    """Called where an exception is about to cross the stable ABI, to be raised again on the other side."""
+    _kept.error = error
+
+
 def _raise_typed(error: RuntimeError) -> None:
-    """Errors cross the stable ABI as text alone; running out of memory has a type that people catch."""
+    """Errors cross the stable ABI as text, before torch 2.13 not even that; types that people catch come back here."""
+    kept, _kept.error = getattr(_kept, "error", None), None
+    if kept is not None and ("its message is on stderr" in str(error) or str(kept) in str(error)):
+        raise kept from None
     if "CUDA out of memory" in str(error) and not isinstance(error, torch.OutOfMemoryError):
         raise torch.OutOfMemoryError(str(error)) from None
 

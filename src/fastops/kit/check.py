@@ -295,7 +295,8 @@ def _strided_gradient(op: Op, args: Args, backend: str) -> None:
 def _empty(op: Op, args: Args, backend: str) -> None:
     if not all(x.dim() for x in args if isinstance(x, Tensor)):
         raise _Skip("a 0-d argument")
-    none = _map(lambda x: x[:0], args)
+    rank = max(x.dim() for x in args if isinstance(x, Tensor))  # what has fewer dimensions is a parameter
+    none = _map(lambda x: x[:0] if x.dim() == rank else x, args)
     outputs = _accepted(op, none)
     with FakeTensorMode() as mode:
         fakes = _tensors(op(*_map(mode.from_tensor, none)))

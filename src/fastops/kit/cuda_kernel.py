@@ -63,6 +63,7 @@ class CudaKernel:
         """
         dtypes, device = self.signature.bind(arguments, "cuda", self.contiguous)
         ready = self._ready.get((dtypes, device)) or self._prepare(dtypes, device)
+        packed = ready.packing(arguments)
         grid = self._sizes("grid", self._grid, _MAX_GRID, arguments)
         block = self._sizes("block", self._block, _MAX_BLOCK, arguments)
         if block[0] * block[1] * block[2] > _MAX_THREADS:
@@ -72,7 +73,7 @@ class CudaKernel:
         if 0 in block:
             raise KitError(f"[{self.name}] block must have at least one thread, got {block}")
         (shared,) = self._sizes("shared", (self._shared,), (2**31 - 1,), arguments)
-        _C.kit_launch(ready.handle, grid, block, shared, ready.packing(arguments))
+        _C.kit_launch(ready.handle, grid, block, shared, packed)
 
     def prepare(self, *dtypes: torch.dtype, device: torch.device | str | int | None = None) -> None:
         """Compiles and loads ahead of the first call: one dtype a type variable, by default for the current device."""

@@ -90,10 +90,10 @@ def differentiable(program: Pointwise, gradients: Gradients) -> Differentiable:
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         wanted = gradients.wanted(ctx)
         found = gradients.of(wanted).call(*grads, *ctx.saved_tensors, *ctx.scalars)
-        result: list[Tensor | None] = [None] * (count + len(ctx.scalars))
-        for k, gradient in zip(wanted, found if isinstance(found, tuple) else (found,), strict=True):
-            result[k] = like(gradient, *ctx.like[k])
-        return tuple(result)
+        each = found if isinstance(found, tuple) else (found,)
+        # No list is written to: Dynamo of torch 2.11 loses that, and the gradients with it.
+        by_input = {k: like(gradient, *ctx.like[k]) for k, gradient in zip(wanted, each, strict=True)}
+        return tuple([by_input.get(k) for k in range(count + len(ctx.scalars))])
 
     return Differentiable(
         program.name,

@@ -264,9 +264,8 @@ def _gradient(schema: Schema, public: int, function: Function, reference: Functi
         if len(found) != len(schema.tensors):
             expected = ", ".join(arguments[k] for k in schema.tensors)
             raise KitError(f"[{schema.name}] backward must return gradients of {expected}, got {len(found)} values")
-        result: list[Any] = [None] * len(arguments)
-        for k, gradient in zip(schema.tensors, found, strict=True):
-            result[k] = gradient if ctx.needs_input_grad[k] else None
+        by_input = dict(zip(schema.tensors, found, strict=True))  # no list is written to: Dynamo of torch 2.11 loses that
+        result = [by_input.get(k) if ctx.needs_input_grad[k] else None for k in range(len(arguments))]
         if through_hidden:
             if of_reference is None:
                 raise KitError(

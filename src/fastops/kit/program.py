@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from .._operator import _on_one_device
+from .._operator import _on_one_device, keep_error
 from . import compiler, expression, nvrtc
 from .errors import KitError, NoCompiler
 
@@ -173,7 +173,11 @@ def _warn(reason: str) -> None:
 
 def _compile(number: int, dtypes: int, device: int, variant: int) -> None:
     program = _programs[number]
-    program.compile([dtypes >> 2 * k & 3 for k in range(1 + len(program.tensors))], device, variant)
+    try:
+        program.compile([dtypes >> 2 * k & 3 for k in range(1 + len(program.tensors))], device, variant)
+    except Exception as error:
+        keep_error(error)
+        raise
 
 
 _callback = torch.library.Library("fastops", "FRAGMENT")
