@@ -120,7 +120,9 @@ def host(device: torch.device) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(1)
     for direction in ("forward", "forward+backward"):
         with torch.set_grad_enabled(direction != "forward"):
-            calls = {name: partial(op, x) if direction == "forward" else partial(step, op, x) for name, op in ops.items()}
+            calls = {
+                name: partial(op, x) if direction == "forward" else partial(step, op, x) for name, op in ops.items()
+            }
             times = interleaved({name: warm(call, 5e-3, after) for name, call in calls.items()})
         found = {f"{name}_microseconds": t.best * 1e6 for name, t in times.items()}
         yield {"direction": direction, **found, "over_fastops": times["kit"].best / times["fastops"].best}
