@@ -1,14 +1,10 @@
-"""What the kit's ops cost, beside a copy, fastops' own ops and plain PyTorch; see README.md.
-
-    python benchmarks/kit.py --json FILE
-"""
+"""What the kit's ops cost, beside a copy, fastops' own ops and plain PyTorch; see README.md."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,7 +26,7 @@ from fastops.bench.timing import Sampler, interleaved, repeated
 from fastops.selftest.report import environment
 
 SWISH = ("swish(x, *, beta=1.0)", "x / (1 + exp(-beta * x))")
-PROCESSES = 3  # of each kind, for the time to the first result
+PROCESSES = 2  # of each kind, for the time to the first result: the better one counts
 
 # import, definition and first call, beyond torch's own import, the GPU's context and torch's first kernel there.
 FIRST = """
@@ -53,12 +49,18 @@ Calls = Callable[[], list[Callable[[], object]]]  # one for each input set
 def sampler(calls: Calls, device: torch.device) -> Sampler:
     """Of one call: on a GPU of its kernels, on the CPU of the whole."""
     if device.type == "cpu":
-        return repeated(calls()[0], 2e-3)
+        return warm(calls()[0], 2e-3)
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):  # autograd runs a node where its forward ran
         made = calls()
     return Replay(made, stream)
+
+
+def warm(call: Callable[[], object], at_least: float, after: Callable[[], object] = lambda: None) -> Sampler:
+    """``repeated``, which times the first call to know how many it needs: that one must not compile."""
+    call()
+    return repeated(call, at_least, after=after)
 
 
 def sets(size: int, device: torch.device) -> int:
@@ -117,19 +119,18 @@ def host(device: torch.device) -> Iterator[dict[str, Any]]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for direction in ("forward", "forward+backward"):
-        calls: dict[str, Callable[[], object]] = {
-            name: partial(op, x) if direction == "forward" else partial(step, op, x) for name, op in ops.items()
-        }
         with torch.set_grad_enabled(direction != "forward"):
-            times = interleaved({name: repeated(call, 5e-3, after=after) for name, call in calls.items()})
+            calls = {
+                name: partial(op, x) if direction == "forward" else partial(step, op, x) for name, op in ops.items()
+            }
+            times = interleaved({name: warm(call, 5e-3, after) for name, call in calls.items()})
         found = {f"{name}_microseconds": t.best * 1e6 for name, t in times.items()}
         yield {"direction": direction, **found, "over_fastops": times["kit"].best / times["fastops"].best}
     torch.set_num_threads(threads)
 
 
 def step(op: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
-    y = op(*inputs)
-    return torch.autograd.grad(y, inputs, torch.ones_like(y))
+    return torch.autograd.grad(op(*inputs), inputs, inputs[0].detach())  # a gradient that takes no kernel
 
 
 def first(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -143,7 +144,7 @@ def first(device: torch.device) -> Iterator[dict[str, Any]]:
                 done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
                 found.append(tuple(map(float, done.stdout.split())))
     for cache, found in seconds.items():
-        imported, called = map(statistics.median, zip(*found, strict=True))
+        imported, called = map(min, zip(*found, strict=True))
         yield {"cache": cache, "import_seconds": imported, "seconds": called}
 
 
@@ -175,7 +176,7 @@ def compiled(device: torch.device) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the environment and every result")
     options = parser.parse_args()

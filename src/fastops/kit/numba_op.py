@@ -87,7 +87,8 @@ def _numba(name: str) -> Any:
 
 def _numba_cuda(name: str) -> Any:
     try:
-        import numba_cuda  # type: ignore[import-untyped]  # noqa: F401 - with it numba.cuda is this one, not Numba's old
+        # With it numba.cuda is this one, not Numba's old.
+        import numba_cuda  # type: ignore[import-not-found,import-untyped]  # noqa: F401
         from numba import cuda
     except ImportError as error:
         raise _missing(name, error, f"numba-cu{(torch.version.cuda or '13').partition('.')[0]}") from None
@@ -176,8 +177,7 @@ class _Program(Pointwise):
         arch = nvrtc.arch_of(device)
         image = self.cuda_image(dtypes, variant, arch)
         _C.kit_add_cuda_kernel(self.number, key, device, variant, _C.kit_load(image), "kit_kernel")
-        place = (device, *dtypes)
-        self.paths[place] = f"CUDA compiled by Numba and NVRTC for {arch}"
+        self.paths[device, tuple(dtypes)] = f"CUDA compiled by Numba and NVRTC for {arch}"
 
     def _function(self) -> Any:
         return _Foreign(self.symbol, self.tensors)

@@ -89,14 +89,13 @@ class Reduction(Program):
         if self.kind == "a * b":
             total = flat.prod(-1)
         else:
-            tail = (
-                None  # the odd ones; to join them to the others by torch.cat crashes Inductor's backward in torch 2.13
-            )
+            # The odd ones. To join them to the others by torch.cat crashes Inductor's backward in torch 2.13.
+            tail: Tensor | None = None
             while flat.shape[-1] > 1:
                 half = flat.shape[-1] // 2
                 if flat.shape[-1] % 2:
-                    last = flat[..., -1:]
-                    tail = last if tail is None else self._reduce(tail, last)[0]
+                    odd = flat[..., -1:]
+                    tail = odd if tail is None else self._reduce(tail, odd)[0]
                 (flat,) = self._reduce(flat[..., :half], flat[..., half : 2 * half])
             if tail is not None:
                 (flat,) = self._reduce(flat, tail)
