@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, func
 
 from fastops import kit
-from fastops.kit import compiler, nvrtc
+from fastops.kit import compiler, nvrtc, program
 from fastops.kit.source import REDUCTIONS
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -201,6 +201,19 @@ def test_opcheck(device: torch.device) -> None:
 
 
 # Definitions
+
+
+@OPS
+def test_what_was_prepared_is_compiled_at_no_call(
+    device: torch.device, op: kit.Reduce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op.prepare(torch.bfloat16, torch.float64, device=device)
+    monkeypatch.delattr(program.Program, "compile")
+    for dtype in (torch.bfloat16, torch.float64):
+        x = torch.randn(4, 6, device=device).to(dtype).requires_grad_()
+        for dim in (0, 1, None):
+            op(x.detach(), dim=dim)
+            op(x, dim=dim).sum().backward()
 
 
 def test_without_a_compiler_torch_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:

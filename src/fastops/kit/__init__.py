@@ -7,6 +7,7 @@ from .cpp_op import cpp_op
 from .cuda_kernel import cuda_kernel
 from .elementwise import Elementwise, elementwise
 from .errors import CompileError, ExpressionError, KitError, NoCompiler
+from .explain import explain
 from .numba_op import numba_op
 from .op import op
 from .reduction import Reduce, reduction
@@ -22,6 +23,7 @@ __all__ = [
     "cpp_op",
     "cuda_kernel",
     "elementwise",
+    "explain",
     "numba_op",
     "op",
     "reduction",

@@ -45,6 +45,13 @@ class CppOp:
         """Compiles ahead of the first call, for one dtype a type variable."""
         self._prepare(dtypes)
 
+    def explain(self, *arguments: Any) -> str:
+        """Which code a call with these arguments runs; it is compiled, not called."""
+        dtypes, _ = self.signature.bind(arguments, "cpu", self.contiguous)
+        if dtypes not in self._ready:
+            self._prepare(dtypes)
+        return f"C++ compiled by {compiler.available()}"
+
     @functools.cached_property
     def content_hash(self) -> str:
         """Of all that decides what a call does."""

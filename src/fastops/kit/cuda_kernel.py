@@ -81,6 +81,13 @@ class CudaKernel:
             chosen = torch.device("cuda", torch.cuda.current_device())
         self._prepare(dtypes, chosen)
 
+    def explain(self, *arguments: Any) -> str:
+        """Which code a call with these arguments runs; it is compiled, not launched."""
+        dtypes, device = self.signature.bind(arguments, "cuda", self.contiguous)
+        if (dtypes, device) not in self._ready:
+            self._prepare(dtypes, device)
+        return f"CUDA compiled by NVRTC for {nvrtc.arch_of(device)}"
+
     def compile(self, arch: str, *dtypes: torch.dtype) -> nvrtc.Image:
         """The machine code for an architecture (``"sm_90"``) and one dtype a type variable. Needs no GPU."""
         types = self.signature.types(dtypes)

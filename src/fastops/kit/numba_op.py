@@ -277,6 +277,7 @@ def _opaque(program: _Program, backward: Callable[..., Any] | None, reads: tuple
         save=save,
         backward=gradient if backward else refuse,
         batch=lambda *given: aligned(count, *given),
+        overrides=backward is not None,
     )
 
 

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from .. import _autocast
 from .._autocast import lower_precision, single_precision
-from .._operator import Differentiable, _backward_of, elementwise_batch
+from .._operator import EVERY_DTYPE, Differentiable, _backward_of, elementwise_batch
 from .content import content_hash
 from .errors import KitError
 from .schema import Schema
 
 Function = Callable[..., Any]
 
-_EVERY_DTYPE = frozenset(x for x in vars(torch).values() if isinstance(x, torch.dtype))
 _CASTS = {"lower": lower_precision, "float32": single_precision}
 _libraries: dict[str, torch.library.Library] = {}
 _ops: dict[str, Op] = {}  # by the name that torch sees: the same content is the same op
@@ -60,12 +59,13 @@ def op(
             this behind it: a changed op is another op, for which torch.compile has no old graph in its cache.
         cpu, cuda: return new outputs for tensors on that device. They run below autograd and must launch on the current
             stream of that device, as ``kit.cuda_kernel`` does.
-        reference: the same function in torch operations. It serves devices without a kernel, forward mode and batches,
-            and the gradient where ``backward`` is not given.
+        reference: the same function in torch operations. It serves devices without a kernel, batches, and the
+            derivatives where ``backward`` is not given.
         backward: returns a gradient or None for each tensor argument. The names of its parameters say what is kept for
             it: arguments and outputs as the schema names them (``out``, if there is one without a name), ``grad``, of
             several outputs ``grad_<output>``, and ``needs``, which of the gradients are wanted. It is differentiated in
-            its turn: write it in torch operations, or as an op where it launches kernels.
+            its turn: write it in torch operations, or as an op where it launches kernels. It need not be the derivative
+            of the reference: it is what counts, and forward mode takes its transpose.
         fake: returns empty outputs of the right shape, strides and dtype. Default: the reference; without one, a single
             output like the first tensor.
         outputs: how many outputs a caller gets; those after them are for the backward alone. Default: all.
@@ -115,7 +115,8 @@ class Op:
             outputs=len(schema.outputs),
             batch=elementwise_batch if parts.vmap == "elementwise" else None,
             vmap=self._one_by_one if not (parts.vmap or given) else parts.vmap if callable(parts.vmap) else None,
-            dtypes=_EVERY_DTYPE,
+            dtypes=EVERY_DTYPE,
+            overrides=parts.backward is not None,
         ).call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -129,9 +130,12 @@ class Op:
     def __repr__(self) -> str:
         return f"<kit.op {self.raw}>"
 
-    def explain(self, *args: Any) -> str:
+    def explain(self, *args: Any, **kwargs: Any) -> str:
         """Which code a call with these arguments runs."""
-        device = args[0].device.type
+        first = self.schema.bind(args, kwargs)[0]
+        if not isinstance(first, Tensor):
+            raise TypeError(f"[{self.name}] expected a Tensor first, got {type(first).__name__}")
+        device = first.device.type
         kernel = {"cpu": self._parts.cpu, "cuda": self._parts.cuda}.get(device)
         if kernel is None:
             runs = "the reference" if self._parts.reference else "nothing: there is neither a kernel nor a reference"
