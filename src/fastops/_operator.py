@@ -183,7 +183,7 @@ def _call_of(op: Differentiable) -> Callable[..., Any]:
 
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Where Dynamo gave a frame up it begins again inside it, and would take the rules of a twin for plain functions."""
+    """Where Dynamo gave a frame up it begins again inside it, and would take a twin's rules for plain functions."""
     disabled: Callable[..., Any] | None = None
 
     def call(*inputs: Any) -> Any:
@@ -290,7 +290,9 @@ def _twin_function(op: Differentiable) -> type[Function]:
     if op.overrides:
         rules["jvp"] = staticmethod(functools.partial(_transposed, op.backward))
     # Under vmap of a reference whose derivative is another: that derivative, batched by functorch.
-    plain = type(op.name, (Function,), {**rules, "forward": staticmethod(op.reference), "generate_vmap_rule": True})
+    plain: Any = type(
+        op.name, (Function,), {**rules, "forward": staticmethod(op.reference), "generate_vmap_rule": True}
+    )
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         batched = op.batch(info.batch_size, in_dims, *inputs) if op.batch else None

@@ -236,6 +236,14 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "two maps": (lambda: kit.reduction("f(x)", map="x, x"), kit.ExpressionError, r"\[f map\] expected one"),
     "reserved": (lambda: kit.reduction("f(n)"), kit.ExpressionError, r"\[f\] n has a meaning"),
     "reduce": (lambda: kit.reduction("f(x)", reduce="a + x"), kit.ExpressionError, "x"),
+    "nine tensors": (
+        lambda: kit.reduction("f(c, d, g, h, i, j, k, l, m)", map="c"),
+        kit.ExpressionError,
+        r"\[f\] expected at most 8 tensors, got 9",
+    ),
+    "dim of text": (lambda: norm2(torch.ones(2), dim="0"), TypeError, r"\[norm2\] dim must be an integer .*, got '0'"),
+    "keepdim": (lambda: norm2(torch.ones(2), keepdim=1), TypeError, r"\[norm2\] keepdim must be a bool, got int"),
+    "identity": (lambda: kit.reduction("f(x)", identity="0"), TypeError, r"\[f\] identity must be a number, got str"),
     "gradients": (lambda: kit.reduction("f(x)", backward="grad, grad"), kit.ExpressionError, "each of x, got 2"),
 }
 

@@ -183,7 +183,8 @@ class Elementwise:
     def prepare(self, *dtypes: torch.dtype, device: torch.device | str | int = "cuda", backward: bool = True) -> None:
         """Compile ahead of the first call, for tensors of one of ``dtypes``; by default of float32.
 
-        With ``backward`` the gradients by all tensors, and by each alone. A call under CUDA-graph capture, or one that must be fast the first time, wants this before.
+        With ``backward`` the gradients by all tensors, and by each alone. A call under CUDA-graph capture, or one that
+        must be fast the first time, wants this before.
         """
 
         def kernels(dtype: torch.dtype) -> Iterator[Kernels]:

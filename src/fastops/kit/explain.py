@@ -18,5 +18,7 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> str:
         KitError: ``op`` is not of the kit, or refuses the arguments.
     """
     if not hasattr(op, "explain"):
-        raise KitError(f"[kit] explain expected an op that the kit made, got {getattr(op, '__name__', type(op).__name__)}")
+        raise KitError(
+            f"[kit] explain expected an op that the kit made, got {getattr(op, '__name__', type(op).__name__)}"
+        )
     return str(op.explain(*args, **kwargs))

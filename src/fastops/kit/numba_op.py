@@ -79,7 +79,7 @@ class NumbaOp:
 
 def _numba(name: str) -> Any:
     try:
-        import numba
+        import numba  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
         raise _missing(name, error, "numba") from None
     return numba
@@ -87,7 +87,7 @@ def _numba(name: str) -> Any:
 
 def _numba_cuda(name: str) -> Any:
     try:
-        import numba_cuda  # type: ignore[import-untyped]  # noqa: F401 - with it numba.cuda is this one, not Numba's old
+        import numba_cuda  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: F401 - with it numba.cuda is this one, not Numba's old
         from numba import cuda
     except ImportError as error:
         raise _missing(name, error, f"numba-cu{(torch.version.cuda or '13').partition('.')[0]}") from None
@@ -176,7 +176,7 @@ class _Program(Pointwise):
         arch = nvrtc.arch_of(device)
         image = self.cuda_image(dtypes, variant, arch)
         _C.kit_add_cuda_kernel(self.number, key, device, variant, _C.kit_load(image), "kit_kernel")
-        place = (device, *dtypes)
+        place = (device, tuple(dtypes))
         self.paths[place] = f"CUDA compiled by Numba and NVRTC for {arch}"
 
     def _function(self) -> Any:

@@ -168,6 +168,10 @@ def _check(schema: Schema, parts: _Parts) -> None:
     name, count = schema.name, len(schema.outputs)
     if parts.cpu is None and parts.cuda is None and parts.reference is None:
         raise KitError(f"[{name}] expected cpu=, cuda= or reference=, got none of them")
+    for what in ("cpu", "cuda", "reference", "backward", "fake"):
+        function = getattr(parts, what)
+        if function is not None and not callable(function):
+            raise KitError(f"[{name}] {what} must be a function, got {type(function).__name__}")
     if parts.outputs is not None and not 1 <= parts.outputs <= count:
         raise KitError(f"[{name}] outputs must be 1 to {count}, got {parts.outputs}")
     if parts.fake is None and parts.reference is None and count > 1:
@@ -184,13 +188,31 @@ def _register(schema: Schema, registered: str, parts: _Parts) -> torch._ops.OpOv
         library = _libraries[schema.namespace] = torch.library.Library(schema.namespace, "FRAGMENT")
     library.define(schema.named(registered), tags=(torch.Tag.pt2_compliant_tag,))
     if parts.cpu:
-        library.impl(registered, parts.cpu, "CPU")
+        library.impl(registered, _checked(schema, parts.cpu), "CPU")
     if parts.cuda:
-        library.impl(registered, _on_the_first_tensors_device(parts.cuda), "CUDA")
+        library.impl(registered, _on_the_first_tensors_device(_checked(schema, parts.cuda)), "CUDA")
     library.impl(registered, parts.reference or _no_kernel(schema.name), "CompositeExplicitAutograd")
     fake = parts.fake or parts.reference or (lambda first, *rest: torch.empty_like(first))
     torch.library.register_fake(f"{schema.namespace}::{registered}", fake, lib=library)
     return getattr(getattr(torch.ops, schema.namespace), registered).default
+
+
+def _checked(schema: Schema, kernel: Function) -> Function:
+    """What torch would not notice: a result that is none."""
+    count = len(schema.outputs)
+
+    def checked(*inputs: Any) -> Any:
+        result = kernel(*inputs)
+        if count == 1 and isinstance(result, Tensor):
+            return result
+        several = isinstance(result, (tuple, list)) and all(isinstance(y, Tensor) for y in result)
+        if count == 1 or not several or len(result) != count:
+            expected = "a Tensor" if count == 1 else f"{count} Tensors"
+            got = f"{len(result)} of them" if several else type(result).__name__
+            raise KitError(f"[{schema.name}] a kernel must return {expected}, got {got}")
+        return result
+
+    return checked
 
 
 def _on_the_first_tensors_device(kernel: Function) -> Function:

@@ -124,6 +124,8 @@ def prepared(
         raise KitError(f"[{name}] prepare expected a CPU or CUDA device, got {place}")
     if unknown := [dtype for dtype in dtypes if dtype not in DTYPES]:
         raise KitError(f"[{name}] prepare expected dtypes of {', '.join(map(str, DTYPES))}, got {unknown[0]}")
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise KitError(f"[{name}] prepare found no CUDA device: device='cpu' is for the CPU")
     index = -1 if place.type == "cpu" else torch.cuda.current_device() if place.index is None else place.index
     for dtype in dtypes:
         for program, of, variants in kernels(dtype):

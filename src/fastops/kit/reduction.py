@@ -29,6 +29,8 @@ from .program import Kernels, Program, explained, prepared, promoted, unique
 
 _compiling = torch.compiler.is_dynamo_compiling
 
+_MOST_TENSORS = 8  # kMaxInputs of cpp/kit/reduction.cpp
+
 # Reductions that torch has, by which the plain composition takes them; and what an empty one is.
 _KNOWN = {"a + b": 0.0, "a * b": 1.0, "max(a, b)": None, "min(a, b)": None}
 _KINDS = {expression.parse(text, ("a", "b"))[0]: (text, identity) for text, identity in _KNOWN.items()}
@@ -90,14 +92,13 @@ class Reduction(Program):
         if self.kind == "a * b":
             total = flat.prod(-1)
         else:
-            tail = (
-                None  # the odd ones; to join them to the others by torch.cat crashes Inductor's backward in torch 2.13
-            )
+            # The odd ones; to join them to the others by torch.cat crashes Inductor's backward in torch 2.13.
+            tail: Tensor | None = None
             while flat.shape[-1] > 1:
                 half = flat.shape[-1] // 2
                 if flat.shape[-1] % 2:
-                    last = flat[..., -1:]
-                    tail = last if tail is None else self._reduce(tail, last)[0]
+                    odd = flat[..., -1:]
+                    tail = odd if tail is None else self._reduce(tail, odd)[0]
                 (flat,) = self._reduce(flat[..., :half], flat[..., half : 2 * half])
             if tail is not None:
                 (flat,) = self._reduce(flat, tail)
@@ -118,6 +119,14 @@ class Reduction(Program):
 
     def cuda(self, dtypes: Sequence[int], variant: int) -> str:
         return source.reduction_cuda(self.parts, dtypes, variant)
+
+
+def _dims(op: str, dim: Any) -> list[int]:
+    dims = [] if dim is None else [*dim] if isinstance(dim, (tuple, list)) else [dim]
+    for d in dims:
+        if not isinstance(d, (int, torch.SymInt)):
+            raise TypeError(f"[{op}] dim must be an integer or several, got {d!r}")
+    return dims
 
 
 def normalised(op: str, dim: Sequence[int], ndim: int) -> tuple[int, ...]:
@@ -278,10 +287,11 @@ class Reduce:
             expected = f"{len(self.tensors)} tensors, {', '.join(self.tensors)}"
             raise TypeError(f"[{self.name}] expected {expected}, got {len(tensors)}")
         values = scalar_values(self.name, self.scalars, scalars)
-        dims = [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
+        dims = _dims(self.name, dim)
+        if not isinstance(keepdim, bool):
+            raise TypeError(f"[{self.name}] keepdim must be a bool, got {type(keepdim).__name__}")
         try:
-            whole = self._sum is None or self._post is None or any(t.is_complex() for t in tensors)
-            if whole or not _asks_for_derivatives(tensors):
+            if self._sum is None or self._post is None or not _takes_the_sum_apart(tensors):
                 return self._call(*tensors, *values, dims, keepdim, False)
             total = self._sum(*tensors, *values, dims, keepdim, True)
             shape = torch.broadcast_shapes(*(t.shape for t in tensors))
@@ -316,7 +326,9 @@ class Reduce:
         return explained(self._program, tensors)
 
 
-def _asks_for_derivatives(tensors: Sequence[Tensor]) -> bool:
+def _takes_the_sum_apart(tensors: Sequence[Tensor]) -> bool:
+    if any(t.is_complex() for t in tensors):  # theirs come from the plain composition
+        return False
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return True
     return _compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
@@ -359,6 +371,10 @@ def reduction(
     for name in ("dim", "keepdim", "n", "a", "b"):
         if name in parsed.scalars or (name in ("dim", "keepdim", "n") and name in parsed.tensors):
             raise ExpressionError(f"[{parsed.name}] {name} has a meaning in reductions: choose another name")
+    if len(parsed.tensors) > _MOST_TENSORS:
+        raise ExpressionError(f"[{parsed.name}] expected at most {_MOST_TENSORS} tensors, got {len(parsed.tensors)}")
+    if identity is not None and not isinstance(identity, (int, float)):
+        raise TypeError(f"[{parsed.name}] identity must be a number, got {type(identity).__name__}")
     if map is None:
         if len(parsed.tensors) > 1:
             raise ExpressionError(f"[{parsed.name}] map= is needed for several tensors: {', '.join(parsed.tensors)}")

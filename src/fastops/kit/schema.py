@@ -31,7 +31,9 @@ class Schema:
         types = [str(a.type) for a in parsed.arguments]
         if not types or types[0] != "Tensor":
             raise KitError(f"[{self.name}] the first argument must be a Tensor, got {types[0] if types else 'none'}")
-        if lists := [a.name for a, t in zip(parsed.arguments, types, strict=True) if "Tensor" in t and t not in _TENSORS]:
+        if lists := [
+            a.name for a, t in zip(parsed.arguments, types, strict=True) if "Tensor" in t and t not in _TENSORS
+        ]:
             raise KitError(f"[{self.name}] a tensor argument must be Tensor or Tensor?, got a list in {lists[0]}")
         if any(a.alias_info is not None for a in (*parsed.arguments, *parsed.returns)):
             raise KitError(f"[{self.name}] an op must return new tensors and overwrite none, got {text!r}")

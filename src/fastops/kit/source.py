@@ -70,7 +70,8 @@ class Function(NamedTuple):
         results = "".join(f"kit_out_{k}[kit_i] = kit_output_{k};\n" for k in range(len(self.nodes)))
         return (
             f"static void {self.name}_all({', '.join(pointers)}, int64 kit_n, const {real}* kit_scalars) {{\n{scalars}"
-            f"for (int64 kit_i = 0; kit_i < kit_n / kVector * kVector; ++kit_i) {{\n{values}{self.body(real)}\n{results}}}\n}}\n"
+            "for (int64 kit_i = 0; kit_i < kit_n / kVector * kVector; ++kit_i) {\n"
+            f"{values}{self.body(real)}\n{results}}}\n}}\n"
         )
 
 
