@@ -106,7 +106,8 @@ int64_t stride_of(const Tensor& tensor, const Layout& layout, size_t d) {
 
 int64_t define(std::string name, std::string reference, std::vector<std::string> tensors, int scalars, int outputs) {
   FASTOPS_CHECK(static_cast<int>(tensors.size()) + outputs <= kMaxOperands && scalars <= kMaxScalars, name.c_str(),
-                "at most ", kMaxOperands, " tensors in and out and ", kMaxScalars, " scalars are supported");
+                "at most ", kMaxOperands, " tensors in and out and ", kMaxScalars, " scalars are supported, got ",
+                tensors.size(), " in, ", outputs, " out and ", scalars);
   std::lock_guard lock(mutex);
   FASTOPS_CHECK(program_count < kMaxPrograms, name.c_str(), "this process has defined ", kMaxPrograms,
                 " ops already, derivatives among them");

@@ -197,6 +197,8 @@ std::optional<Tensor> run(Call& call, const std::vector<int64_t>& dims, bool kee
 
 void reduction(StableIValue* stack, uint64_t arguments, uint64_t) {
   Call call(stack, arguments);
+  FASTOPS_CHECK(call.inputs.size() <= kMaxInputs, call.name(), "at most ", kMaxInputs,
+                " tensors are reduced together, got ", call.inputs.size());
   StableIValue* more = stack + call.inputs.size() + call.program.scalars;
   const auto dims = from_stack<std::vector<int64_t>>(more[0]);
   const bool keepdim = from_stack<bool>(more[1]), wide = from_stack<bool>(more[2]);

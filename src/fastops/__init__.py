@@ -17,7 +17,7 @@ try:
     from .ops import *  # noqa: F403 - the operators are listed once, there
 
     __version__ = _C.build_info()["version"]
-    __all__ = ["capabilities", "kit", "nn", "reference"]
+    __all__ = ["capabilities", "kit", "nn", "reference"]  # noqa: F405 - kit comes by __getattr__
     __all__ += ops.__all__
 except (AttributeError, ImportError, OSError) as error:
     _load.failed(error)

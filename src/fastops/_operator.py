@@ -7,7 +7,8 @@ expects of a PyTorch function:
 * plain eager and ``torch.compile``: a ``ctx``-style ``autograd.Function``, the cheapest kind;
 * under ``torch.func`` transforms: its ``setup_context`` twin, with a ``vmap`` rule;
 * forward-mode derivatives, and dtypes without a kernel: the plain reference, which PyTorch differentiates itself. (A
-  ``jvp`` rule on the twin gives wrong results when forward mode is nested.)
+  ``jvp`` rule on the twin gives wrong results when forward mode is nested: only an op whose derivative is not its
+  reference's has one, and refuses nesting.)
 
 First derivatives come from the declared ``backward``, which calls kernels. What lies beyond, the derivative of a
 backward or a batch that a kernel cannot take, comes from the reference too.
@@ -16,6 +17,7 @@ backward or a batch that a kernel cannot take, comes from the reference too.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Container
@@ -23,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import eager_transforms
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import Function, forward_ad
 
@@ -35,6 +38,7 @@ _any_requires_grad = torch._C._any_requires_grad
 _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 KERNEL_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+EVERY_DTYPE = frozenset(x for x in vars(torch).values() if isinstance(x, torch.dtype))
 
 OPERATORS: dict[str, Operator] = {}  # every one that was made, by its raw op's name
 
@@ -63,6 +67,9 @@ class Differentiable:
         direct: does what ``raw`` does, for plain eager calls, on less host time. It sees tensor subclasses too.
         inline: ``torch.compile`` traces the references, so that they fuse with what is around them; else the raw ops.
         dtypes: of the first argument: those that the raw op takes.
+        overrides: ``backward`` is what counts, where the reference's derivative differs (a straight-through
+            estimator's): forward mode takes its transpose, and nothing differentiates the reference in its place. The
+            raw op must take every dtype.
     """
 
     def __init__(
@@ -81,6 +88,7 @@ class Differentiable:
         direct: Callable[..., Any] | None = None,
         inline: bool = False,
         dtypes: Container[torch.dtype] = KERNEL_DTYPES,
+        overrides: bool = False,
     ) -> None:
         self.name = name
         self.raw = raw
@@ -93,14 +101,22 @@ class Differentiable:
         # The builtin behind the overload saves a Python frame; Dynamo wants the overload.
         self.direct = direct or raw._op
         self.traced = reference if inline else raw
-        self.dtypes = dtypes
+        self.dtypes = EVERY_DTYPE if overrides else dtypes
+        self.overrides = overrides
         self.save = save if save and backward else _save_inputs
         self.backward = backward or _backward_of(reference)
         self._eager = _eager_function(self.training, self.training.forward.traced, name).apply
-        self._twin = _twin_function(self).apply
+        self._twin = _uncompiled(_twin_function(self).apply)
         self.call = _call_of(self)
 
     def _transformed(self, inputs: tuple[Any, ...]) -> Any:
+        if self.overrides and (_functorch_active() or forward_ad._current_level >= 0):
+            if _compiling() or eager_transforms.JVP_NESTING > 1:
+                raise NotImplementedError(
+                    f"[{self.name}] torch.func inside torch.compile, and forward mode inside forward mode, cannot take "
+                    "a given backward=: expected torch.compile inside torch.func, or jacrev for one jacfwd"
+                )
+            return self._twin(*inputs)
         if forward_ad._current_level >= 0 or inputs[0].dtype not in self.dtypes:
             return self.reference(*inputs)
         if not _compiling():
@@ -163,6 +179,19 @@ def _call_of(op: Differentiable) -> Callable[..., Any]:
             _raise_typed(error)
             raise
         return result if whole else _public(result, outputs)
+
+    return call
+
+
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Where Dynamo gave a frame up it begins again inside it, and would take a twin's rules for plain functions."""
+    disabled: Callable[..., Any] | None = None
+
+    def call(*inputs: Any) -> Any:
+        nonlocal disabled
+        if disabled is None and (dynamo := sys.modules.get("torch._dynamo")):
+            disabled = dynamo.disable(lambda *inputs: function(*inputs))
+        return (disabled or function)(*inputs)
 
     return call
 
@@ -258,24 +287,68 @@ def _eager_function(op: Differentiable, raw: Callable[..., Any], name: str) -> t
 def _twin_function(op: Differentiable) -> type[Function]:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         op.save(ctx, inputs, output)
+        if op.overrides and forward_ad._current_level >= 0:
+            ctx.kept = _Kept(inputs, output)
+            op.save(ctx.kept, inputs, output)
+            ctx.save_for_forward(*ctx.kept.saved_tensors)
+            ctx.kept.saved_tensors = ()
         if isinstance(output, tuple):
             ctx.mark_non_differentiable(*output[op.outputs :])
 
     def backward(ctx: Any, *grads: Any) -> Any:
         return op.backward(ctx, *grads[: op.outputs])
 
+    rules: dict[str, Any] = {"setup_context": staticmethod(setup_context), "backward": staticmethod(backward)}
+    if op.overrides:
+        rules["jvp"] = staticmethod(functools.partial(_transposed, op.backward))
+    # Under vmap of a reference whose derivative is another: that derivative, batched by functorch.
+    plain: Any = type(
+        op.name, (Function,), {**rules, "forward": staticmethod(op.reference), "generate_vmap_rule": True}
+    )
+
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         batched = op.batch(info.batch_size, in_dims, *inputs) if op.batch else None
-        out = op._twin(*batched) if batched else torch.vmap(op.forward.reference, in_dims)(*inputs)
+        reference = plain.apply if op.overrides else op.forward.reference
+        out = op._twin(*batched) if batched else torch.vmap(reference, in_dims)(*inputs)
         return out, tuple(0 for _ in out) if isinstance(out, tuple) else 0
 
-    methods = {
-        "forward": staticmethod(lambda *inputs: op.forward.raw(*inputs)),
-        "setup_context": staticmethod(setup_context),
-        "backward": staticmethod(backward),
-        "vmap": staticmethod(op.vmap or vmap),
-    }
-    return type(op.name, (Function,), methods)
+    forward = staticmethod(lambda *inputs: op.forward.raw(*inputs))
+    return type(op.name, (Function,), {**rules, "forward": forward, "vmap": staticmethod(op.vmap or vmap)})
+
+
+class _Kept:
+    """What ``save`` keeps for forward mode, in which no input of autograd's needs a gradient."""
+
+    def __init__(self, inputs: tuple[Any, ...], output: Any) -> None:
+        self.needs_input_grad = tuple(
+            isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()) for x in inputs
+        )
+        outputs = output if isinstance(output, tuple) else (output,)
+        self.outputs = [(y.shape, {"dtype": y.dtype, "device": y.device}) for y in outputs]
+        self.saved_tensors: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+
+def _transposed(backward: Callable[..., Any], ctx: Any, *tangents: Any) -> Any:
+    """``jvp`` from ``backward``, which is linear in the gradients: its own gradient by them."""
+    kept = ctx.kept
+    kept.saved_tensors = ctx.saved_tensors
+    moved: list[Any] = []
+
+    def pullback(*grads: Any) -> tuple[Any, ...]:
+        found = zip(backward(kept, *grads), tangents, strict=True)
+        pairs = [(gradient, t) for gradient, t in found if gradient is not None and t is not None]
+        moved[:] = [t for _, t in pairs]
+        return tuple(gradient for gradient, _ in pairs)
+
+    zeros = [torch.zeros(shape, **like) for shape, like in kept.outputs]
+    _, vjp = torch.func.vjp(pullback, *zeros)  # type: ignore[misc]
+    found = vjp(tuple(moved))
+    return found if len(found) > 1 else found[0]
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:

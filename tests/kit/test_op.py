@@ -139,8 +139,11 @@ def test_forward_mode_is_right_or_refused() -> None:
     x, t = torch.randn(3, **x64), torch.randn(3, **x64)
     _, tangent = func.jvp(product(), (x, x), (t, t))
     torch.testing.assert_close(tangent, 2 * x * t)
-    with pytest.raises(kit.KitError, match=r"^\[scale\] forward mode.* need kit.op\(..., reference=...\)"):
-        func.jvp(scale(), (x,), (t,))
+    _, tangent = func.jvp(scale(), (x,), (t,))  # the given backward, transposed
+    torch.testing.assert_close(tangent, 2 * t)
+    without = kit.op("kit_test::negated(Tensor x) -> Tensor", cpu=torch.neg)
+    with pytest.raises(kit.KitError, match=r"^\[negated\] forward mode.* need kit.op\(..., reference=...\)"):
+        func.jvp(without, (x,), (t,))
 
 
 @pytest.mark.parametrize("rule", [None, "elementwise", lambda info, dims, x, a: (scale()(x, a), dims[0])])
@@ -194,6 +197,7 @@ def test_other_dtypes_and_devices() -> None:
         ("my::op(Tensor x) -> Tensor", {"cpu": None}, "expected cpu=, cuda= or reference="),
         ("my::op(Tensor x) -> Tensor", {"outputs": 2}, "outputs must be 1 to 1, got 2"),
         ("my::op(Tensor x) -> (Tensor, Tensor)", {}, "need a fake="),
+        ("my::op(Tensor x) -> Tensor", {"cpu": 3}, r"cpu must be a function, got int"),
         ("my::op(Tensor x) -> Tensor", {"vmap": "rows"}, "vmap must be 'elementwise' or a function"),
         ("my::op(Tensor x) -> Tensor", {"autocast": "half"}, "autocast must be one of lower, float32"),
         ("my::op(Tensor x) -> Tensor", {"backward": lambda g, x: g}, "may read grad, x, out, needs, got a parameter g"),
@@ -202,6 +206,31 @@ def test_other_dtypes_and_devices() -> None:
 def test_definitions_that_cannot_be_served(schema: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(kit.KitError, match=message):
         kit.op(schema, **{"cpu": torch.relu} | options)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "result", "message"),
+    [
+        ("Tensor", None, "must return a Tensor, got NoneType"),
+        ("Tensor", (1,), "must return a Tensor, got tuple"),
+        ("(Tensor, Tensor)", (torch.ones(1),), "must return 2 Tensors, got 1 of them"),
+        ("(Tensor, Tensor)", (torch.ones(1), None), "must return 2 Tensors, got tuple"),
+    ],
+)
+def test_a_kernel_must_return_tensors(outputs: str, result: Any, message: str) -> None:
+    op = kit.op(
+        f"kit_test::nothing(Tensor x) -> {outputs}", cpu=lambda x: result, fake=lambda x: (torch.empty_like(x),) * 2
+    )
+    with pytest.raises(kit.KitError, match=rf"^\[nothing\] a kernel {message}"):
+        op(torch.ones(1))
+
+
+def test_explain() -> None:
+    x = torch.ones(1)
+    assert "cpu=scale.<locals>.<lambda>" in kit.explain(scale(), x, a=3.0)
+    assert "the reference" in kit.explain(product(), x.to("meta"), x)
+    with pytest.raises(kit.KitError, match="expected an op that the kit made, got relu"):
+        kit.explain(torch.relu, x)
 
 
 def test_backward_must_return_a_gradient_for_each_tensor() -> None:
@@ -242,6 +271,17 @@ def test_hash_follows_what_a_function_reads(monkeypatch: pytest.MonkeyPatch) -> 
     assert content_hash(torch.arange(3)) != content_hash(torch.arange(3.0))
 
 
+def test_hash_sees_every_closure() -> None:
+    def closing_over(k: int) -> Any:
+        return lambda x: x * k
+
+    def outer(*factors: int) -> Any:
+        functions = [closing_over(k) for k in factors]
+        return lambda x: [f(x) for f in functions]
+
+    assert len({content_hash(outer(1, 2, 3)), content_hash(outer(1, 2, 4)), content_hash(outer(1, 5, 3))}) == 3
+
+
 # What a cached graph keeps of an op is what its fake said.
 STALE = """
 import sys, torch
@@ -259,6 +299,7 @@ print(torch.compile(lambda x: op(x) + 1)(torch.ones(8)).shape[0], op.raw)
 
 @pytest.mark.slow
 def test_a_changed_op_reuses_no_graph_of_another_process(tmp_path: Path) -> None:
+    """The graphs differ in the op's name alone; what a cached one takes for granted is the shape of its result."""
     script = tmp_path / "stale.py"
     script.write_text(STALE)
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}

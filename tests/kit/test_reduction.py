@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, func
 
 from fastops import kit
-from fastops.kit import compiler, nvrtc
+from fastops.kit import compiler, nvrtc, program
 from fastops.kit.source import REDUCTIONS
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -203,6 +203,19 @@ def test_opcheck(device: torch.device) -> None:
 # Definitions
 
 
+@OPS
+def test_what_was_prepared_is_compiled_at_no_call(
+    device: torch.device, op: kit.Reduce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op.prepare(torch.bfloat16, torch.float64, device=device)
+    monkeypatch.delattr(program.Program, "compile")
+    for dtype in (torch.bfloat16, torch.float64):
+        x = torch.randn(4, 6, device=device).to(dtype).requires_grad_()
+        for dim in (0, 1, None):
+            op(x.detach(), dim=dim)
+            op(x, dim=dim).sum().backward()
+
+
 def test_without_a_compiler_torch_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "available", lambda: None)
     op = kit.reduction("uncompiled(x)", map="exp(x)", reduce="hypot(a, b)")
@@ -223,6 +236,14 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "two maps": (lambda: kit.reduction("f(x)", map="x, x"), kit.ExpressionError, r"\[f map\] expected one"),
     "reserved": (lambda: kit.reduction("f(n)"), kit.ExpressionError, r"\[f\] n has a meaning"),
     "reduce": (lambda: kit.reduction("f(x)", reduce="a + x"), kit.ExpressionError, "x"),
+    "nine tensors": (
+        lambda: kit.reduction("f(c, d, g, h, i, j, k, l, m)", map="c"),
+        kit.ExpressionError,
+        r"\[f\] expected at most 8 tensors, got 9",
+    ),
+    "dim of text": (lambda: norm2(torch.ones(2), dim="0"), TypeError, r"\[norm2\] dim must be an integer .*, got '0'"),
+    "keepdim": (lambda: norm2(torch.ones(2), keepdim=1), TypeError, r"\[norm2\] keepdim must be a bool, got int"),
+    "identity": (lambda: kit.reduction("f(x)", identity="0"), TypeError, r"\[f\] identity must be a number, got str"),
     "gradients": (lambda: kit.reduction("f(x)", backward="grad, grad"), kit.ExpressionError, "each of x, got 2"),
 }
 

@@ -38,6 +38,8 @@ def check(op: Op, *samples: Any, backend: str = "aot_eager") -> None:
         KitError: with the list of what does not hold.
     """
     name = getattr(op, "name", None) or getattr(op, "__name__", None) or type(op).__name__
+    if unfit := [s for s in samples if not any(isinstance(x, Tensor) for x in (s if isinstance(s, tuple) else (s,)))]:
+        raise KitError(f"[{name}] check expected a Tensor, or a tuple with one, as each sample, got {unfit[0]!r}")
     if not samples:
         raise KitError(f"[{name}] check expected at least one sample, got none")
     failures = []

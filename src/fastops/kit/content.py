@@ -25,7 +25,7 @@ def content_hash(*values: Any) -> str:
     return hashlib.sha256(repr([_described(v, {}, None) for v in values]).encode()).hexdigest()
 
 
-def _described(value: Any, seen: dict[int, int], home: dict[str, Any] | None) -> Any:
+def _described(value: Any, seen: dict[int, tuple[int, Any]], home: dict[str, Any] | None) -> Any:
     """Nested tuples of text that say what ``value`` is.
 
     ``seen`` ends the recursion of functions. ``home`` is the globals of the outermost function: those are followed, and
@@ -36,8 +36,8 @@ def _described(value: Any, seen: dict[int, int], home: dict[str, Any] | None) ->
     if known := getattr(value, "content_hash", None):
         return "kit", known
     if id(value) in seen:
-        return "again", seen[id(value)]
-    seen[id(value)] = len(seen)
+        return "again", seen[id(value)][0]
+    seen[id(value)] = len(seen), value  # held, so that no later value gets its id
     follow = functools.partial(_described, seen=seen, home=home)
     if isinstance(value, (tuple, list)):
         return type(value).__name__, [follow(v) for v in value]
@@ -63,7 +63,7 @@ def _described(value: Any, seen: dict[int, int], home: dict[str, Any] | None) ->
     return "unread", id(value), _UNREAD
 
 
-def _of_function(function: types.FunctionType, seen: dict[int, int], home: dict[str, Any]) -> Any:
+def _of_function(function: types.FunctionType, seen: dict[int, tuple[int, Any]], home: dict[str, Any]) -> Any:
     follow = functools.partial(_described, seen=seen, home=home)
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     parts = [follow(v) for v in (function.__code__, function.__defaults__, function.__kwdefaults__, cells)]

@@ -11,7 +11,7 @@ import torch
 
 from . import compiler
 from .content import content_hash
-from .signature import Packing, Signature, plain_name
+from .signature import Packing, Signature, check_text, plain_name
 
 _ENTRY = "fastops_kit_entry"
 
@@ -20,6 +20,7 @@ class CppOp:
     """What ``cpp_op`` makes; see there."""
 
     def __init__(self, source: str, name: str, signature: str, options: Sequence[str] = (), contiguous: bool = True):
+        check_text(name, source)
         self.function = name
         self.name = plain_name(name)
         self.source = source
@@ -44,6 +45,13 @@ class CppOp:
     def prepare(self, *dtypes: torch.dtype) -> None:
         """Compiles ahead of the first call, for one dtype a type variable."""
         self._prepare(dtypes)
+
+    def explain(self, *arguments: Any) -> str:
+        """Which code a call with these arguments runs; it is compiled, not called."""
+        dtypes, _ = self.signature.bind(arguments, "cpu", self.contiguous)
+        if dtypes not in self._ready:
+            self._prepare(dtypes)
+        return f"C++ compiled by {compiler.available()}"
 
     @functools.cached_property
     def content_hash(self) -> str:

@@ -13,7 +13,7 @@ from . import extent, nvrtc
 from .content import content_hash
 from .errors import KitError
 from .extent import Size
-from .signature import Packing, Signature, plain_name
+from .signature import Packing, Signature, check_text, plain_name
 
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
@@ -41,6 +41,7 @@ class CudaKernel:
         options: Sequence[str] = (),
         contiguous: bool = True,
     ):
+        check_text(name, source)
         self.function = name
         self.name = plain_name(name)
         self.source = source
@@ -77,10 +78,19 @@ class CudaKernel:
 
     def prepare(self, *dtypes: torch.dtype, device: torch.device | str | int | None = None) -> None:
         """Compiles and loads ahead of the first call: one dtype a type variable, by default for the current device."""
+        if not torch.cuda.is_available():
+            raise KitError(f"[{self.name}] prepare found no CUDA device")
         chosen = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
         if chosen.index is None:
             chosen = torch.device("cuda", torch.cuda.current_device())
         self._prepare(dtypes, chosen)
+
+    def explain(self, *arguments: Any) -> str:
+        """Which code a call with these arguments runs; it is compiled, not launched."""
+        dtypes, device = self.signature.bind(arguments, "cuda", self.contiguous)
+        if (dtypes, device) not in self._ready:
+            self._prepare(dtypes, device)
+        return f"CUDA compiled by NVRTC for {nvrtc.arch_of(device)}"
 
     def compile(self, arch: str, *dtypes: torch.dtype) -> nvrtc.Image:
         """The machine code for an architecture (``"sm_90"``) and one dtype a type variable. Needs no GPU."""

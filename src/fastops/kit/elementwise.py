@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._operator import Differentiable
+from .._operator import Differentiable, _backward_of, _save_inputs
 from . import expression
 from .errors import ExpressionError
 from .expression import Node
 from .pointwise import Pointwise, pointwise
-from .program import explained, prepared
+from .program import Kernels, explained, prepared
 from .source import STRIDED, VECTORS
 
 _compiling = torch.compiler.is_dynamo_compiling
@@ -59,7 +59,7 @@ class Gradients:
     """
 
     def __init__(self, program: Pointwise, given: Sequence[Node] | None = None, *, ahead: bool = True) -> None:
-        self._program, self._given = program, given
+        self._program, self.given = program, given
         self._all = tuple(range(len(program.tensors)))
         self._made: dict[tuple[int, ...], _Gradient] = {}
         if ahead:
@@ -70,8 +70,12 @@ class Gradients:
 
     def of(self, wanted: tuple[int, ...]) -> _Gradient:
         if wanted not in self._made:
-            self._made[wanted] = _gradient(self._program, self._given, wanted)
+            self._made[wanted] = _gradient(self._program, self.given, wanted)
         return self._made[wanted]
+
+    def programs(self) -> list[Pointwise]:
+        """Those of the gradients by all tensors, and by each alone."""
+        return [self.of(wanted).program for wanted in {self._all, *((k,) for k in self._all)}]
 
     def wanted(self, ctx: Any) -> tuple[int, ...]:
         return self._all if _compiling() else tuple(k for k in self._all if ctx.needs_input_grad[k])
@@ -79,15 +83,25 @@ class Gradients:
 
 def differentiable(program: Pointwise, gradients: Gradients) -> Differentiable:
     count = len(program.tensors)
+    of_reference = _backward_of(program.reference)  # the derivatives of expressions are those of real numbers
 
     def save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
-        gradient = gradients.of(gradients.wanted(ctx))
+        ctx.complex = gradients.given is None and any(x.is_complex() for x in inputs[:count])
+        if ctx.complex:
+            _save_inputs(ctx, inputs, outputs)
+            return
+        wanted = gradients.wanted(ctx)
+        if not wanted:  # a constant of torch.func.grad's
+            return
+        gradient = gradients.of(wanted)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         ctx.scalars = inputs[count:]
         ctx.like = [(x.shape, x.dtype) for x in inputs[:count]]
         ctx.save_for_backward(*[inputs[k] for k in gradient.inputs], *[outputs[k] for k in gradient.outputs])
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        if ctx.complex:
+            return of_reference(ctx, *grads)
         wanted = gradients.wanted(ctx)
         found = gradients.of(wanted).call(*grads, *ctx.saved_tensors, *ctx.scalars)
         each = found if isinstance(found, tuple) else (found,)
@@ -104,6 +118,7 @@ def differentiable(program: Pointwise, gradients: Gradients) -> Differentiable:
         outputs=program.outputs,
         batch=functools.partial(aligned, count),
         inline=True,
+        overrides=gradients.given is not None,
     )
 
 
@@ -123,6 +138,10 @@ def aligned(count: int, size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tu
             x = tensors[k]
             tensors[k] = x.reshape(size, *(1,) * (rank + 1 - x.dim()), *x.shape[1:])
     return *tensors, *inputs[count:]
+
+
+def of_one_dtype(program: Pointwise, dtype: torch.dtype) -> Kernels:
+    return Kernels(program, [dtype] * (1 + len(program.tensors)), (0, STRIDED, STRIDED | VECTORS))
 
 
 class Elementwise:
@@ -164,14 +183,21 @@ class Elementwise:
     def prepare(self, *dtypes: torch.dtype, device: torch.device | str | int = "cuda", backward: bool = True) -> None:
         """Compile ahead of the first call, for tensors of one of ``dtypes``; by default of float32.
 
-        A call under CUDA-graph capture, or one that must be fast the first time, wants this before.
+        With ``backward`` the gradients by all tensors, and by each alone. A call under CUDA-graph capture, or one that
+        must be fast the first time, wants this before.
         """
-        programs = [self._program, *([self._gradients.of_all().program] if backward else [])]
-        prepared(programs, dtypes or (torch.float32,), device, (0, STRIDED, STRIDED | VECTORS))
+
+        def kernels(dtype: torch.dtype) -> Iterator[Kernels]:
+            yield of_one_dtype(self._program, dtype)
+            if backward:
+                yield from (of_one_dtype(program, dtype) for program in self._gradients.programs())
+
+        prepared(self.name, dtypes or (torch.float32,), device, kernels)
 
     def explain(self, *tensors: Tensor, **scalars: float) -> str:
         """Which code a call with these tensors runs."""
-        self(*tensors, **scalars)
+        with torch.no_grad():
+            self(*tensors, **scalars)
         return explained(self._program, tensors)
 
 
@@ -214,7 +240,10 @@ def elementwise(
         signature: name, tensors and, behind ``*``, scalars with defaults; or a Python function, which is read.
         body: the expression; several outputs are separated by commas.
         backward: an expression for each tensor's gradient, of the tensors, the scalars, ``grad`` and ``out`` (``grad0,
-            grad1, ...`` of several outputs). Default: derived. Second derivatives are those of what stands here.
+            grad1, ...`` of several outputs). Default: derived. What is given need not be the derivative of ``body``
+            (a straight-through estimator's is not): it is the one that counts in every mode. Second derivatives are
+            its own, and forward mode takes its transpose; what cannot is refused (forward mode inside forward mode,
+            ``torch.func`` inside ``torch.compile(fullgraph=True)``).
 
     Raises:
         ExpressionError: with the place in the text.

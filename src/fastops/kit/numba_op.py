@@ -79,7 +79,7 @@ class NumbaOp:
 
 def _numba(name: str) -> Any:
     try:
-        import numba
+        import numba  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
         raise _missing(name, error, "numba") from None
     return numba
@@ -88,7 +88,7 @@ def _numba(name: str) -> Any:
 def _numba_cuda(name: str) -> Any:
     try:
         # With it numba.cuda is this one, not Numba's old.
-        import numba_cuda  # type: ignore[import-not-found,import-untyped]  # noqa: F401
+        import numba_cuda  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: F401
         from numba import cuda
     except ImportError as error:
         raise _missing(name, error, f"numba-cu{(torch.version.cuda or '13').partition('.')[0]}") from None
@@ -277,6 +277,7 @@ def _opaque(program: _Program, backward: Callable[..., Any] | None, reads: tuple
         save=save,
         backward=gradient if backward else refuse,
         batch=lambda *given: aligned(count, *given),
+        overrides=backward is not None,
     )
 
 

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from .. import _autocast
 from .._autocast import lower_precision, single_precision
-from .._operator import Differentiable, _backward_of, elementwise_batch
+from .._operator import EVERY_DTYPE, Differentiable, _backward_of, elementwise_batch
 from .content import content_hash
 from .errors import KitError
 from .schema import Schema
 
 Function = Callable[..., Any]
 
-_EVERY_DTYPE = frozenset(x for x in vars(torch).values() if isinstance(x, torch.dtype))
 _CASTS = {"lower": lower_precision, "float32": single_precision}
 _libraries: dict[str, torch.library.Library] = {}
 _ops: dict[str, Op] = {}  # by the name that torch sees: the same content is the same op
@@ -60,12 +59,13 @@ def op(
             this behind it: a changed op is another op, for which torch.compile has no old graph in its cache.
         cpu, cuda: return new outputs for tensors on that device. They run below autograd and must launch on the current
             stream of that device, as ``kit.cuda_kernel`` does.
-        reference: the same function in torch operations. It serves devices without a kernel, forward mode and batches,
-            and the gradient where ``backward`` is not given.
+        reference: the same function in torch operations. It serves devices without a kernel, batches, and the
+            derivatives where ``backward`` is not given.
         backward: returns a gradient or None for each tensor argument. The names of its parameters say what is kept for
             it: arguments and outputs as the schema names them (``out``, if there is one without a name), ``grad``, of
             several outputs ``grad_<output>``, and ``needs``, which of the gradients are wanted. It is differentiated in
-            its turn: write it in torch operations, or as an op where it launches kernels.
+            its turn: write it in torch operations, or as an op where it launches kernels. It need not be the derivative
+            of the reference: it is what counts, and forward mode takes its transpose.
         fake: returns empty outputs of the right shape, strides and dtype. Default: the reference; without one, a single
             output like the first tensor.
         outputs: how many outputs a caller gets; those after them are for the backward alone. Default: all.
@@ -115,7 +115,8 @@ class Op:
             outputs=len(schema.outputs),
             batch=elementwise_batch if parts.vmap == "elementwise" else None,
             vmap=self._one_by_one if not (parts.vmap or given) else parts.vmap if callable(parts.vmap) else None,
-            dtypes=_EVERY_DTYPE,
+            dtypes=EVERY_DTYPE,
+            overrides=parts.backward is not None,
         ).call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -131,7 +132,10 @@ class Op:
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """Which code a call with these arguments runs."""
-        device = self.schema.bind(args, kwargs)[0].device.type
+        first = self.schema.bind(args, kwargs)[0]
+        if not isinstance(first, Tensor):
+            raise TypeError(f"[{self.name}] expected a Tensor first, got {type(first).__name__}")
+        device = first.device.type
         kernel = {"cpu": self._parts.cpu, "cuda": self._parts.cuda}.get(device)
         if kernel is None:
             runs = "the reference" if self._parts.reference else "nothing: there is neither a kernel nor a reference"
@@ -164,6 +168,10 @@ def _check(schema: Schema, parts: _Parts) -> None:
     name, count = schema.name, len(schema.outputs)
     if parts.cpu is None and parts.cuda is None and parts.reference is None:
         raise KitError(f"[{name}] expected cpu=, cuda= or reference=, got none of them")
+    for what in ("cpu", "cuda", "reference", "backward", "fake"):
+        function = getattr(parts, what)
+        if function is not None and not callable(function):
+            raise KitError(f"[{name}] {what} must be a function, got {type(function).__name__}")
     if parts.outputs is not None and not 1 <= parts.outputs <= count:
         raise KitError(f"[{name}] outputs must be 1 to {count}, got {parts.outputs}")
     if parts.fake is None and parts.reference is None and count > 1:
@@ -180,13 +188,31 @@ def _register(schema: Schema, registered: str, parts: _Parts) -> torch._ops.OpOv
         library = _libraries[schema.namespace] = torch.library.Library(schema.namespace, "FRAGMENT")
     library.define(schema.named(registered), tags=(torch.Tag.pt2_compliant_tag,))
     if parts.cpu:
-        library.impl(registered, parts.cpu, "CPU")
+        library.impl(registered, _checked(schema, parts.cpu), "CPU")
     if parts.cuda:
-        library.impl(registered, _on_the_first_tensors_device(parts.cuda), "CUDA")
+        library.impl(registered, _on_the_first_tensors_device(_checked(schema, parts.cuda)), "CUDA")
     library.impl(registered, parts.reference or _no_kernel(schema.name), "CompositeExplicitAutograd")
     fake = parts.fake or parts.reference or (lambda first, *rest: torch.empty_like(first))
     torch.library.register_fake(f"{schema.namespace}::{registered}", fake, lib=library)
     return getattr(getattr(torch.ops, schema.namespace), registered).default
+
+
+def _checked(schema: Schema, kernel: Function) -> Function:
+    """What torch would not notice: a result that is none."""
+    count = len(schema.outputs)
+
+    def checked(*inputs: Any) -> Any:
+        result = kernel(*inputs)
+        if count == 1 and isinstance(result, Tensor):
+            return result
+        several = isinstance(result, (tuple, list)) and all(isinstance(y, Tensor) for y in result)
+        if count == 1 or not several or len(result) != count:
+            expected = "a Tensor" if count == 1 else f"{count} Tensors"
+            got = f"{len(result)} of them" if several else type(result).__name__
+            raise KitError(f"[{schema.name}] a kernel must return {expected}, got {got}")
+        return result
+
+    return checked
 
 
 def _on_the_first_tensors_device(kernel: Function) -> Function:
@@ -264,7 +290,8 @@ def _gradient(schema: Schema, public: int, function: Function, reference: Functi
         if len(found) != len(schema.tensors):
             expected = ", ".join(arguments[k] for k in schema.tensors)
             raise KitError(f"[{schema.name}] backward must return gradients of {expected}, got {len(found)} values")
-        by_input = dict(zip(schema.tensors, found, strict=True))  # no list is written to: Dynamo of torch 2.11 loses that
+        # No list is written to: Dynamo of torch 2.11 loses that.
+        by_input = dict(zip(schema.tensors, found, strict=True))
         result = [by_input.get(k) if ctx.needs_input_grad[k] else None for k in range(len(arguments))]
         if through_hidden:
             if of_reference is None:

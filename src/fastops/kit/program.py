@@ -10,8 +10,8 @@ import functools
 import hashlib
 import threading
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -104,25 +104,33 @@ class Program:
         self.paths[device, tuple(dtypes)] = path
 
 
+class Kernels(NamedTuple):
+    """Some of a program's: for the dtypes of its results and of each tensor."""
+
+    program: Program
+    dtypes: Sequence[torch.dtype]
+    variants: Sequence[int]
+
+
 def prepared(
-    programs: Sequence[Program],
+    name: str,
     dtypes: Sequence[torch.dtype],
     device: torch.device | str | int,
-    variants: Sequence[int],
+    kernels: Callable[[torch.dtype], Iterable[Kernels]],
 ) -> None:
-    """Compiles the programs for tensors that are all of one of these dtypes."""
+    """Compiles what ``kernels`` names for tensors that are all of one of these dtypes."""
     place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if place.type not in ("cpu", "cuda"):
-        raise KitError(f"[{programs[0].name}] prepare expected a CPU or CUDA device, got {place}")
+        raise KitError(f"[{name}] prepare expected a CPU or CUDA device, got {place}")
+    if unknown := [dtype for dtype in dtypes if dtype not in DTYPES]:
+        raise KitError(f"[{name}] prepare expected dtypes of {', '.join(map(str, DTYPES))}, got {unknown[0]}")
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise KitError(f"[{name}] prepare found no CUDA device: device='cpu' is for the CPU")
     index = -1 if place.type == "cpu" else torch.cuda.current_device() if place.index is None else place.index
     for dtype in dtypes:
-        if dtype not in DTYPES:
-            raise KitError(
-                f"[{programs[0].name}] prepare expected dtypes of {', '.join(map(str, DTYPES))}, got {dtype}"
-            )
-        for program in programs:
+        for program, of, variants in kernels(dtype):
             for variant in variants if index >= 0 else (0,):
-                program.compile([DTYPES.index(dtype)] * (1 + len(program.tensors)), index, variant)
+                program.compile([DTYPES.index(x) for x in of], index, variant)
 
 
 def explained(program: Program, tensors: Sequence[Tensor]) -> str:

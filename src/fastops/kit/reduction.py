@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,14 +19,17 @@ from .elementwise import (
     differentiable,
     free_names,
     like,
+    of_one_dtype,
     scalar_values,
 )
 from .errors import ExpressionError
 from .expression import Node
 from .pointwise import pointwise
-from .program import Program, explained, prepared, promoted, unique
+from .program import Kernels, Program, explained, prepared, promoted, unique
 
 _compiling = torch.compiler.is_dynamo_compiling
+
+_MOST_TENSORS = 8  # kMaxInputs of cpp/kit/reduction.cpp
 
 # Reductions that torch has, by which the plain composition takes them; and what an empty one is.
 _KNOWN = {"a + b": 0.0, "a * b": 1.0, "max(a, b)": None, "min(a, b)": None}
@@ -118,6 +121,14 @@ class Reduction(Program):
         return source.reduction_cuda(self.parts, dtypes, variant)
 
 
+def _dims(op: str, dim: Any) -> list[int]:
+    dims = [] if dim is None else [*dim] if isinstance(dim, (tuple, list)) else [dim]
+    for d in dims:
+        if not isinstance(d, (int, torch.SymInt)):
+            raise TypeError(f"[{op}] dim must be an integer or several, got {d!r}")
+    return dims
+
+
 def normalised(op: str, dim: Sequence[int], ndim: int) -> tuple[int, ...]:
     """Ascending, from 0; all of them for none."""
     if not dim:
@@ -158,10 +169,11 @@ class _Gradient:
         self.output = out in used
         tensors = [grad, *(program.tensors[k] for k in self.inputs), *([out] if self.output else [])]
         elementwise = pointwise(f"{program.name}_backward", tensors, (*program.scalars, "n"), nodes)
+        self.program = elementwise
         self.call = differentiable(elementwise, Gradients(elementwise, ahead=False)).call
 
 
-def _differentiable(program: Reduction, gradient: _Gradient | None) -> Differentiable:
+def _differentiable(program: Reduction, gradient: _Gradient | None, *, overrides: bool = False) -> Differentiable:
     """``gradient`` None: derived from the plain composition."""
     count = len(program.tensors)
 
@@ -203,6 +215,7 @@ def _differentiable(program: Reduction, gradient: _Gradient | None) -> Different
         backward=backward if gradient else None,
         batch=batch,
         inline=True,
+        overrides=overrides,
     )
 
 
@@ -237,8 +250,11 @@ class Reduce:
         taken = (*self.tensors, *self.scalars)
         (grad,), (out,) = free_names("grad", 1, taken), free_names("out", 1, taken)
         self._sum = self._post = None
+        self._kernels: Callable[[torch.dtype], list[Kernels]] = lambda dtype: []  # of the derivative
         if given is not None:
-            self._call = _differentiable(self._program, _Gradient(self._program, given, grad, out)).call
+            given_gradient = _Gradient(self._program, given, grad, out)
+            self._call = _differentiable(self._program, given_gradient, overrides=True).call
+            self._kernels = lambda dtype: [of_one_dtype(given_gradient.program, dtype)]
         elif self._program.kind != "a + b":
             self._call = _differentiable(self._program, None).call
         else:
@@ -246,10 +262,23 @@ class Reduce:
             derivatives = [expression.chain(nodes[:1], (grad,), t) for t in self.tensors]
             (a,) = expression.parse("a", ("a",))
             total = _program(f"{self.name}_sum", signature, (nodes[0], nodes[1], a), identity)
-            self._sum = _differentiable(total, _Gradient(total, derivatives, grad, out)).call
+            of_sum = _Gradient(total, derivatives, grad, out)
+            self._sum = _differentiable(total, of_sum).call
             self._call = _differentiable(self._program, None).call
             post = pointwise(f"{self.name}_post", ("a",), (*self.scalars, "n"), nodes[2:])
-            self._post = differentiable(post, Gradients(post)).call
+            of_post = Gradients(post)
+            self._post = differentiable(post, of_post).call
+
+            def kernels(dtype: torch.dtype) -> list[Kernels]:
+                wide = torch.promote_types(dtype, torch.float32)
+                dtypes = [wide, wide, *[dtype] * len(of_sum.inputs)]  # the gradient of the sum is wide as that is
+                return [
+                    Kernels(total, [wide, *[dtype] * len(total.tensors)], source.REDUCTIONS),
+                    Kernels(of_sum.program, dtypes, of_one_dtype(of_sum.program, dtype).variants),
+                    *(of_one_dtype(program, wide) for program in (post, *of_post.programs())),
+                ]
+
+            self._kernels = kernels
 
     def __call__(
         self, *tensors: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, **scalars: float
@@ -258,9 +287,11 @@ class Reduce:
             expected = f"{len(self.tensors)} tensors, {', '.join(self.tensors)}"
             raise TypeError(f"[{self.name}] expected {expected}, got {len(tensors)}")
         values = scalar_values(self.name, self.scalars, scalars)
-        dims = [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
+        dims = _dims(self.name, dim)
+        if not isinstance(keepdim, bool):
+            raise TypeError(f"[{self.name}] keepdim must be a bool, got {type(keepdim).__name__}")
         try:
-            if self._sum is None or self._post is None or not _asks_for_derivatives(tensors):
+            if self._sum is None or self._post is None or not _takes_the_sum_apart(tensors):
                 return self._call(*tensors, *values, dims, keepdim, False)
             total = self._sum(*tensors, *values, dims, keepdim, True)
             shape = torch.broadcast_shapes(*(t.shape for t in tensors))
@@ -279,18 +310,25 @@ class Reduce:
     def __repr__(self) -> str:
         return f"<kit.reduction {self.name}({', '.join(self.tensors)})>"
 
-    def prepare(self, *dtypes: torch.dtype, device: torch.device | str | int = "cuda") -> None:
+    def prepare(self, *dtypes: torch.dtype, device: torch.device | str | int = "cuda", backward: bool = True) -> None:
         """Compile ahead of the first call, for tensors of one of ``dtypes``; by default of float32."""
-        prepared([self._program], dtypes or (torch.float32,), device, source.REDUCTIONS)
 
-    def explain(self, *tensors: Tensor, dim: int | Sequence[int] | None = None, **scalars: float) -> str:
+        def kernels(dtype: torch.dtype) -> list[Kernels]:
+            whole = Kernels(self._program, [dtype] * (1 + len(self.tensors)), source.REDUCTIONS)
+            return [whole, *(self._kernels(dtype) if backward else [])]
+
+        prepared(self.name, dtypes or (torch.float32,), device, kernels)
+
+    def explain(self, *tensors: Tensor, **options: Any) -> str:
         """Which code a call with these tensors runs."""
         with torch.no_grad():
-            self(*tensors, dim=dim, keepdim=False, **scalars)
+            self(*tensors, **options)
         return explained(self._program, tensors)
 
 
-def _asks_for_derivatives(tensors: Sequence[Tensor]) -> bool:
+def _takes_the_sum_apart(tensors: Sequence[Tensor]) -> bool:
+    if any(t.is_complex() for t in tensors):  # theirs come from the plain composition
+        return False
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return True
     return _compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
@@ -322,7 +360,7 @@ def reduction(
         reduce: of ``a`` and ``b``, in whatever order suits: it must be associative and commutative.
         post: of the reduced ``a``, the number ``n`` of elements, and the scalars.
         backward: an expression for each tensor's gradient, of the tensors, the scalars, ``grad``, ``out`` and ``n``.
-            Default: derived.
+            Default: derived. As in :func:`elementwise`, what is given is what counts.
         identity: what an empty reduction starts from. Default: 0 of sums, 1 of products; of others an empty one raises.
 
     Raises:
@@ -333,6 +371,10 @@ def reduction(
     for name in ("dim", "keepdim", "n", "a", "b"):
         if name in parsed.scalars or (name in ("dim", "keepdim", "n") and name in parsed.tensors):
             raise ExpressionError(f"[{parsed.name}] {name} has a meaning in reductions: choose another name")
+    if len(parsed.tensors) > _MOST_TENSORS:
+        raise ExpressionError(f"[{parsed.name}] expected at most {_MOST_TENSORS} tensors, got {len(parsed.tensors)}")
+    if identity is not None and not isinstance(identity, (int, float)):
+        raise TypeError(f"[{parsed.name}] identity must be a number, got {type(identity).__name__}")
     if map is None:
         if len(parsed.tensors) > 1:
             raise ExpressionError(f"[{parsed.name}] map= is needed for several tensors: {', '.join(parsed.tensors)}")

@@ -59,7 +59,10 @@ class Function(NamedTuple):
         return f"{head} {{\n{values}{self.body(real)}\n{results}}}\n"
 
     def loop(self, real: str) -> str:
-        """``name_all(in..., out..., n, scalars)`` over arrays that do not overlap, for the CPU to vectorise."""
+        """``name_all(in..., out..., n, scalars)`` over arrays that do not overlap, for the CPU to vectorise.
+
+        ``n`` is a multiple of ``kVector``, and what is computed of an element does not depend on its place.
+        """
         pointers = [f"const {real}* __restrict kit_in_{k}" for k in range(len(self.tensors))]
         pointers += [f"{real}* __restrict kit_out_{k}" for k in range(len(self.nodes))]
         values = "".join(f"const {real} {x} = kit_in_{k}[kit_i];\n" for k, x in enumerate(self.tensors))
@@ -67,7 +70,8 @@ class Function(NamedTuple):
         results = "".join(f"kit_out_{k}[kit_i] = kit_output_{k};\n" for k in range(len(self.nodes)))
         return (
             f"static void {self.name}_all({', '.join(pointers)}, int64 kit_n, const {real}* kit_scalars) {{\n{scalars}"
-            f"for (int64 kit_i = 0; kit_i < kit_n; ++kit_i) {{\n{values}{self.body(real)}\n{results}}}\n}}\n"
+            "for (int64 kit_i = 0; kit_i < kit_n / kVector * kVector; ++kit_i) {\n"
+            f"{values}{self.body(real)}\n{results}}}\n}}\n"
         )
 
 

@@ -14,24 +14,25 @@ struct same<A, A> {
   enum { value = true };
 };
 
-// n elements as `real`; where they lie so already, no copy is made.
+// n elements as `real`, and the last one again up to a whole vector. Where they lie so already, no copy is made.
 template <int K>
 static inline const real* fetch(const char* data, int64 stride, int64 at, int64 n, real* buffer) {
   using T = typename type_of<K>::type;
   const T* p = reinterpret_cast<const T*>(data) + at * stride;
   if (stride == 1) {
-    if (same<T, real>::value) return reinterpret_cast<const real*>(p);
+    if (same<T, real>::value && n % kVector == 0) return reinterpret_cast<const real*>(p);
     for (int64 i = 0; i < n; ++i) buffer[i] = static_cast<real>(widen(p[i]));
   } else {
     for (int64 i = 0; i < n; ++i) buffer[i] = static_cast<real>(widen(p[i * stride]));
   }
+  for (int64 i = n; i % kVector; ++i) buffer[i] = buffer[n - 1];
   return buffer;
 }
 
 template <int K>
-static inline real* place(char* data, int64 stride, int64 at, real* buffer) {
+static inline real* place(char* data, int64 stride, int64 at, int64 n, real* buffer) {
   using T = typename type_of<K>::type;
-  return same<T, real>::value && stride == 1 ? reinterpret_cast<real*>(data) + at : buffer;
+  return same<T, real>::value && stride == 1 && n % kVector == 0 ? reinterpret_cast<real*>(data) + at : buffer;
 }
 
 template <int K>
@@ -39,7 +40,7 @@ static inline void put(char* data, int64 stride, int64 at, int64 n, const real* 
   using T = typename type_of<K>::type;
   T* p = reinterpret_cast<T*>(data) + at * stride;
   if (stride == 1) {
-    if (same<T, real>::value) return;
+    if (same<T, real>::value && n % kVector == 0) return;
     for (int64 i = 0; i < n; ++i) p[i] = narrow<T>(buffer[i]);
   } else {
     for (int64 i = 0; i < n; ++i) p[i * stride] = narrow<T>(buffer[i]);
@@ -55,7 +56,8 @@ static inline void run(char* const* data, const int64* strides, int64 n, const d
   for (int64 at = 0; at < n; at += kBlock) {
     const int64 m = n - at < kBlock ? n - at : kBlock;
     compute_all(fetch<In>(data[In], strides[In], at, m, blocks.in[In - kOutputs])...,
-                place<Out>(data[Out], strides[Out], at, blocks.out[Out])..., m, s);
+                place<Out>(data[Out], strides[Out], at, m, blocks.out[Out])...,
+                (m + kVector - 1) / kVector * kVector, s);
     (put<Out>(data[Out], strides[Out], at, m, blocks.out[Out]), ...);
   }
 }

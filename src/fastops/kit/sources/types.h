@@ -2,6 +2,10 @@
 // nearest even, without branches, so that loops over them vectorise.
 typedef long long int64;
 
+// What is computed at once, in elements: the widest vector, of floats. A loop over a multiple of it has no remainder,
+// in which the compiler would call other functions, of other last bits, than for whole vectors.
+enum : int64 { kVector = 16 };
+
 template <class To, class From>
 static inline To bits_of(From from) {
   To to;
