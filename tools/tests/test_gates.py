@@ -35,6 +35,8 @@ License-File: LICENSE
 Requires-Python: >=3.10
 Requires-Dist: torch>=2.10
 Requires-Dist: nanobind-backend>=1.0
+Provides-Extra: numba
+Requires-Dist: numba>=0.61; extra == "numba"
 Description-Content-Type: text/markdown
 
 # fastops
