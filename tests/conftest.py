@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,3 +52,23 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
 def seed() -> int:
     torch.manual_seed(20)
     return 20
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the kit compiles in the tests goes into a cache of their own."""
+    before = os.environ.get("FASTOPS_CACHE_DIR")
+    os.environ["FASTOPS_CACHE_DIR"] = str(tmp_path_factory.mktemp("kit-cache"))
+    yield
+    if before is None:
+        del os.environ["FASTOPS_CACHE_DIR"]
+    else:
+        os.environ["FASTOPS_CACHE_DIR"] = before
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache that has nothing yet, for this test alone."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("FASTOPS_CACHE_DIR", str(folder))
+    return folder

@@ -303,7 +303,9 @@ def _twin_function(op: Differentiable) -> type[Function]:
         rules["jvp"] = staticmethod(functools.partial(_transposed, op.backward))
     # Under vmap of a reference whose derivative is another: that derivative, batched by functorch.
     plain: Any = type(
-        op.name, (Function,), {**rules, "forward": staticmethod(op.reference), "generate_vmap_rule": True}
+        op.name,
+        (Function,),
+        {**rules, "forward": staticmethod(lambda *inputs: op.reference(*inputs)), "generate_vmap_rule": True},
     )
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:

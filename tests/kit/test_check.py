@@ -66,11 +66,36 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "half sums": (lambda: square(cpu=lambda x: (x * 1000 + x * x) - x * 1000), "dtypes"),
     "batches mixed": (lambda: square(vmap=lambda info, dims, x: (x.sum(0) * x, 0)), "vmap"),
-    "forward mode": (lambda: square(reference=lambda x: x * x.detach()), "forward mode"),
+    "forward mode": (lambda: wrong_forward_mode, "forward mode"),
     "0-d": (lambda: square(cpu=lambda x: x * x if x.dim() else x + 1), "0-d"),
     "empty": (lambda: square(cpu=lambda x: x * x if x.numel() else x.new_empty(1)), "empty"),
     "graph break": (lambda: graph_break, "torch.compile"),
 }
+
+
+class WrongForwardMode(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * grad
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return ctx.saved_tensors[0] * tangent
+
+
+def wrong_forward_mode(x: Tensor) -> Tensor:
+    return WrongForwardMode.apply(x)
 
 
 def graph_break(x: Tensor) -> Tensor:
