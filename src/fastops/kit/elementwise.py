@@ -165,8 +165,7 @@ class Elementwise:
 
     def __call__(self, *tensors: Tensor, **scalars: float) -> Any:
         if len(tensors) != len(self.tensors):
-            expected = f"{len(self.tensors)} tensors, {', '.join(self.tensors)}"
-            raise TypeError(f"[{self.name}] expected {expected}, got {len(tensors)}")
+            raise wrong_count(self.name, self.tensors, tensors)
         values = self._values(scalars) if scalars else self._defaults
         try:
             return self._call(*tensors, *values)
@@ -199,6 +198,10 @@ class Elementwise:
         with torch.no_grad():
             self(*tensors, **scalars)
         return explained(self._program, tensors)
+
+
+def wrong_count(op: str, names: Sequence[str], tensors: Sequence[Any]) -> TypeError:
+    return TypeError(f"[{op}] expected {len(names)} tensors, {', '.join(names)}, got {len(tensors)}")
 
 
 def check_tensors(op: str, names: Sequence[str], tensors: Sequence[Any]) -> None:

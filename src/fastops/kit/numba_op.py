@@ -16,7 +16,7 @@ from .. import _C
 from .._operator import Differentiable
 from . import compiler, expression, linker, nvrtc
 from .content import content_hash
-from .elementwise import Gradients, aligned, differentiable, like
+from .elementwise import Gradients, aligned, differentiable, like, wrong_count
 from .errors import ExpressionError, KitError, NoCompiler
 from .expression import Node
 from .pointwise import Pointwise
@@ -64,8 +64,7 @@ class NumbaOp:
 
     def __call__(self, *tensors: Tensor) -> Any:
         if len(tensors) != len(self.tensors):
-            expected = f"{len(self.tensors)} tensors, {', '.join(self.tensors)}"
-            raise TypeError(f"[{self.name}] expected {expected}, got {len(tensors)}")
+            raise wrong_count(self.name, self.tensors, tensors)
         return self._call(*tensors)
 
     def __repr__(self) -> str:

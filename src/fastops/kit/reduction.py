@@ -21,6 +21,7 @@ from .elementwise import (
     like,
     of_one_dtype,
     scalar_values,
+    wrong_count,
 )
 from .errors import ExpressionError
 from .expression import Node
@@ -284,8 +285,7 @@ class Reduce:
         self, *tensors: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, **scalars: float
     ) -> Tensor:
         if len(tensors) != len(self.tensors):
-            expected = f"{len(self.tensors)} tensors, {', '.join(self.tensors)}"
-            raise TypeError(f"[{self.name}] expected {expected}, got {len(tensors)}")
+            raise wrong_count(self.name, self.tensors, tensors)
         values = scalar_values(self.name, self.scalars, scalars)
         dims = _dims(self.name, dim)
         if not isinstance(keepdim, bool):
