@@ -55,7 +55,7 @@ void bind(nb::module_& m) {
   m.def("kit_implement", &implement, nb::arg("op"), nb::arg("reduces"),
         "Implement an op for the CPU and CUDA keys by the program that its schema names.");
   m.def("kit_add_kernel", &add_kernel, nb::arg("program"), nb::arg("dtypes"), nb::arg("device"), nb::arg("variant"),
-        nb::arg("handle"), "What fastops::kit_compile was asked for: the address of a function; 0: there is none.");
+        nb::arg("handle"), "What fastops_kit::compile was asked for: the address of a function; 0: there is none.");
   m.def("kit_add_cuda_kernel", &add_cuda_kernel, nb::arg("program"), nb::arg("dtypes"), nb::arg("device"),
         nb::arg("variant"), nb::arg("image"), nb::arg("symbol"), "The same for a GPU: a kernel of a loaded image.");
 }

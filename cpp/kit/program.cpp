@@ -32,7 +32,7 @@ uint64_t Program::kernel(int64_t dtypes, int device, int variant) const {
   if (!kernel) [[unlikely]] {
     std::array<StableIValue, 4> stack{to_stack(id), to_stack(dtypes), to_stack(int64_t{device}),
                                       to_stack(int64_t{variant})};
-    check_torch(name.c_str(), torch_call_dispatcher("fastops::kit_compile", "", stack.data(), TORCH_ABI_VERSION));
+    check_torch(name.c_str(), torch_call_dispatcher("fastops_kit::compile", "", stack.data(), TORCH_ABI_VERSION));
     kernel = find(*this, dtypes, device, variant);
     FASTOPS_CHECK(kernel, name.c_str(), "nothing was compiled for variant ", variant);
   }

@@ -188,6 +188,5 @@ def _compile(number: int, dtypes: int, device: int, variant: int) -> None:
         raise
 
 
-_callback = torch.library.Library("fastops", "FRAGMENT")
-_callback.define("kit_compile(int program, int dtypes, int device, int variant) -> ()")
-_callback.impl("kit_compile", _compile, "CompositeExplicitAutograd")
+_library.define("compile(int program, int dtypes, int device, int variant) -> ()")
+_library.impl("compile", _compile, "CompositeExplicitAutograd")
