@@ -260,6 +260,26 @@ def test_statistics_are_the_norms(
     assert all(same_bits(a, b) for a, b in zip(statistics, of_norm(total)[1:], strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_parameter_gradients_of_many_rows(dtype: torch.dtype) -> None:
+    """Sums over rows are in float32; PyTorch's on the CPU are in the parameters' dtype, at some 60 times the error."""
+    make, rows = Make(torch.device("cpu"), dtype), 16384
+    x, grad = make(rows, N), make(rows, N)
+    parameters = [make(N), make(N)]
+
+    def gradients(function: Callable[..., Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+        given = [p.to(dtype).requires_grad_() for p in parameters]
+        return torch.autograd.grad(function(x.to(dtype), (N,), *given), given, grad.to(dtype))
+
+    truth, ours, theirs = (
+        gradients(F.layer_norm, torch.float64),
+        gradients(fastops.layer_norm, dtype),
+        gradients(F.layer_norm, dtype),
+    )
+    for true, our, their in zip(truth, ours, theirs, strict=True):
+        assert 20 * torch.dist(our.double(), true) < torch.dist(their.double(), true)
+
+
 @every_dtype
 @pytest.mark.parametrize("n", [1, 769, 20000])
 def test_statistics(dtype: torch.dtype, n: int, device: torch.device) -> None:

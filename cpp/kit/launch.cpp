@@ -61,7 +61,7 @@ struct Driver {
     if (error != cudaSuccess) cudaGetLastError();  // not the next launch's error
     if (error != cudaSuccess || status != cudaDriverEntryPointSuccess || !found)
       throw std::runtime_error(std::string("[kit] the NVIDIA driver does not give ") + name +
-                               ", which is in drivers for " + "CUDA 12.0 and newer" +
+                               ", which is in drivers for CUDA 12.0 and newer" +
                                (error ? std::string(": ") + cudaGetErrorString(error) : ""));
     function = reinterpret_cast<Function>(found);
   }
