@@ -80,7 +80,8 @@ def _real(dtype: int) -> str:
 
 
 @cache
-def _file(name: str) -> str:
+def text_of(name: str) -> str:
+    """A file of ``sources/``."""
     return (Path(__file__).parent / "sources" / name).read_text()
 
 
@@ -126,7 +127,7 @@ def pointwise_cuda(f: Function, dtypes: Sequence[int], variant: int) -> str:
             f"#define KIT_STRIDED {variant & STRIDED}\n",
             expression.PRELUDE_CUDA,
             f.text("__device__ inline", real),
-            _file("pointwise.cuh"),
+            text_of("pointwise.cuh"),
         ]
     )
 
@@ -136,11 +137,12 @@ def pointwise_cpp(f: Function, dtypes: Sequence[int]) -> str:
     real = _real(dtypes[0])
     return "".join(
         [
-            _file("types.h"),
+            text_of("types.h"),
+            text_of("vector.h"),
             _operands(dtypes, len(f.tensors), len(f.nodes), len(f.scalars), real),
             expression.PRELUDE_CPP,
             f.loop(real),
-            _file("pointwise.h"),
+            text_of("pointwise.h"),
         ]
     )
 
@@ -163,7 +165,7 @@ def reduction_cuda(parts: Sequence[Function], dtypes: Sequence[int], variant: in
             _operands(dtypes, inputs, 1, len(first.scalars), real, f", kVariant = {variant}"),
             expression.PRELUDE_CUDA,
             *(f.text("__device__ inline", real) for f in parts),
-            _file("reduction.cuh"),
+            text_of("reduction.cuh"),
         ]
     )
 
@@ -174,11 +176,12 @@ def reduction_cpp(parts: Sequence[Function], dtypes: Sequence[int]) -> str:
     first = parts[0]
     return "".join(
         [
-            _file("types.h"),
+            text_of("types.h"),
+            text_of("vector.h"),
             _operands(dtypes, len(first.tensors), 1, len(first.scalars), real),
             expression.PRELUDE_CPP,
             first.loop(real),
             *(f.text("static inline __attribute__((always_inline))", real) for f in parts[1:]),
-            _file("reduction.h"),
+            text_of("reduction.h"),
         ]
     )

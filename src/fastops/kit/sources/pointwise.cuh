@@ -1,4 +1,4 @@
-// The kernel of kit.elementwise. pointwise_source.py has put before it:
+// The kernel of kit.elementwise. source.py has put before it:
 //   real, kInputs, kOutputs, kScalars, kVariant    sizes, and the type that is computed in
 //   type_of<K>                                     operand K in memory, outputs first
 //   Inputs, Outputs                                Indices<...> of those operands

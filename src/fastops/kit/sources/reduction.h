@@ -1,4 +1,4 @@
-// The CPU code of kit.reduction, after types.h and what source.py writes; it is called from cpp/kit/reduction.cpp.
+// The CPU code of kit.reduction, after vector.h and what source.py writes; it is called from cpp/kit/reduction.cpp.
 //
 // Element i of a chunk goes to sum i % 32; at the end the 32 are joined in halves. Rows are taken one at a time, or 64
 // neighbours together where they lie closer than a row's elements do: the order, and so the result, is the same.
@@ -64,7 +64,7 @@ struct Pass {
     const real in[] = {sum, static_cast<real>(extent->n)};
     real out;
     compute_post(in, scalars, &out);
-    static_cast<T*>(data[0])[row_at(row, 0)] = narrow<T>(out);
+    static_cast<T*>(data[0])[row_at(row, 0)] = static_cast<T>(out);
   }
 };
 
@@ -78,9 +78,9 @@ static void fetch(const Pass& pass, int64 input, int64 base, int64 first, int64 
     const int64 within = (first + i) % size, run = size - within < m - i ? size - within : m - i;
     const T* p = data + pass.element_at(first + i, input);
     if (stride == 1)
-      for (int64 j = 0; j < run; ++j) to[i + j] = static_cast<real>(widen(p[j]));
+      for (int64 j = 0; j < run; ++j) to[i + j] = static_cast<real>(p[j]);
     else
-      for (int64 j = 0; j < run; ++j) to[i + j] = static_cast<real>(widen(p[j * stride]));
+      for (int64 j = 0; j < run; ++j) to[i + j] = static_cast<real>(p[j * stride]);
     i += run;
   }
 }
@@ -89,9 +89,9 @@ template <class T>
 static void fetch_columns(const Pass& pass, int64 input, const int64* at, int64 element, real* to) {
   const T* data = static_cast<const T*>(pass.data[input + 1]) + pass.element_at(element, input);
   if (at[kColumns - 1] - at[0] == kColumns - 1)
-    for (int64 j = 0; j < kColumns; ++j) to[j] = static_cast<real>(widen(data[at[0] + j]));
+    for (int64 j = 0; j < kColumns; ++j) to[j] = static_cast<real>(data[at[0] + j]);
   else
-    for (int64 j = 0; j < kColumns; ++j) to[j] = static_cast<real>(widen(data[at[j]]));
+    for (int64 j = 0; j < kColumns; ++j) to[j] = static_cast<real>(data[at[j]]);
 }
 
 template <int... In>
