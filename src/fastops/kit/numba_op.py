@@ -107,13 +107,13 @@ class _Foreign(NamedTuple):
     nodes: tuple[None] = (None,)
     name: str = "compute"
 
-    def text(self, qualifiers: str, real: str) -> str:
+    def text(self, real: str) -> str:
         """One element, by a function that is linked in."""
         parameters = ", ".join([real] * len(self.tensors))
         arguments = ", ".join(f"kit_in[{k}]" for k in range(len(self.tensors)))
         return (
             f'extern "C" __device__ {real} {self.symbol}({parameters});\n'
-            f"{qualifiers} void {self.name}(const {real}* kit_in, const {real}*, {real}* kit_out) {{\n"
+            f"KIT_FUNCTION void {self.name}(const {real}* kit_in, const {real}*, {real}* kit_out) {{\n"
             f"  kit_out[0] = {self.symbol}({arguments});\n}}\n"
         )
 

@@ -116,10 +116,10 @@ class Reduction(Program):
         return tensors[0].new_empty(sizes, dtype=torch.float32 if wide and dtype in halves else dtype)
 
     def cpp(self, dtypes: Sequence[int]) -> str:
-        return source.reduction_cpp(self.parts, dtypes)
+        return source.cpp(["rows.h", "reduction.h"], self.parts, dtypes)
 
     def cuda(self, dtypes: Sequence[int], variant: int) -> str:
-        return source.reduction_cuda(self.parts, dtypes, variant)
+        return source.cuda(["rows.h", "reduction.cuh"], self.parts, dtypes, variant)
 
 
 def _dims(op: str, dim: Any) -> list[int]:
@@ -156,8 +156,7 @@ def _program(
         source.Function("compute_reduce", ("a", "b"), (), nodes[1:2]),
         source.Function("compute_post", ("a", "n"), scalars, nodes[2:]),
     )
-    texts = [f"{f.name}({', '.join(f.tensors)}; {', '.join(f.scalars)}) {f.body('double')}" for f in parts]
-    content = "\n".join([name, *texts, f"identity {identity!r}"])
+    content = "\n".join([name, *(f.text("double") for f in parts), f"identity {identity!r}"])
     return unique(content, lambda: Reduction(name, parts, identity, content))
 
 

@@ -1,4 +1,4 @@
-// The CPU loop of kit.elementwise, after vector.h and what source.py writes; see pointwise.cuh.
+// The CPU loop of kit.elementwise, after cpu.h and what source.py writes; see pointwise.cuh.
 enum : int64 { kBlock = 512, kOperands = kOutputs + kInputs };
 
 struct Blocks {
