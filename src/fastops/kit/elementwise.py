@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._operator import Differentiable, _backward_of, _save_inputs
+from .._derivative import backward_of, save_inputs
+from .._operator import Differentiable
 from . import expression
 from .errors import ExpressionError
 from .expression import Node
@@ -83,12 +84,12 @@ class Gradients:
 
 def differentiable(program: Pointwise, gradients: Gradients) -> Differentiable:
     count = len(program.tensors)
-    of_reference = _backward_of(program.reference)  # the derivatives of expressions are those of real numbers
+    of_reference = backward_of(program.reference)  # the derivatives of expressions are those of real numbers
 
     def save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
         ctx.complex = gradients.given is None and any(x.is_complex() for x in inputs[:count])
         if ctx.complex:
-            _save_inputs(ctx, inputs, outputs)
+            save_inputs(ctx, inputs, outputs)
             return
         wanted = gradients.wanted(ctx)
         if not wanted:  # a constant of torch.func.grad's
