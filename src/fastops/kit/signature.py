@@ -66,17 +66,6 @@ class Parameter:
         return f"{'const ' if self.const else ''}{self.type}{'*' if self.pointer else ''} {self.name}"
 
 
-def check_text(name: Any, source: Any) -> None:
-    for what, given in (("name", name), ("source", source)):
-        if not isinstance(given, str):
-            raise KitError(f"[{name}] {what} must be text, got {type(given).__name__}")
-
-
-def plain_name(function: str) -> str:
-    """``shift`` of ``my::shift<T>``, for messages."""
-    return function.partition("<")[0].rpartition("::")[2].strip()
-
-
 class Signature:
     """The parameters of a kernel, and its type variables (``T``) in the order in which they appear.
 
