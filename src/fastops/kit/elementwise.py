@@ -167,7 +167,7 @@ class Elementwise:
     def __call__(self, *tensors: Tensor, **scalars: float) -> Any:
         if len(tensors) != len(self.tensors):
             raise wrong_count(self.name, self.tensors, tensors)
-        values = self._values(scalars) if scalars else self._defaults
+        values = scalar_values(self.name, self.scalars, scalars) if scalars else self._defaults
         try:
             return self._call(*tensors, *values)
         except (AttributeError, RuntimeError, TypeError):
@@ -176,9 +176,6 @@ class Elementwise:
 
     def __repr__(self) -> str:
         return f"<kit.elementwise {self.name}{self.__signature__}>"
-
-    def _values(self, given: dict[str, float]) -> tuple[float, ...]:
-        return scalar_values(self.name, self.scalars, given)
 
     def prepare(self, *dtypes: torch.dtype, device: torch.device | str | int = "cuda", backward: bool = True) -> None:
         """Compile ahead of the first call, for tensors of one of ``dtypes``; by default of float32.
