@@ -17,7 +17,7 @@ from .errors import ExpressionError
 from .expression import Node
 from .pointwise import Pointwise, pointwise
 from .program import Kernels, explained, prepared
-from .source import STRIDED, VECTORS
+from .source import POINTWISE
 
 _compiling = torch.compiler.is_dynamo_compiling
 
@@ -142,7 +142,7 @@ def aligned(count: int, size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tu
 
 
 def of_one_dtype(program: Pointwise, dtype: torch.dtype) -> Kernels:
-    return Kernels(program, [dtype] * (1 + len(program.tensors)), (0, STRIDED, STRIDED | VECTORS))
+    return Kernels(program, [dtype] * (1 + len(program.tensors)), POINTWISE)
 
 
 class Elementwise:

@@ -122,6 +122,6 @@ class SumApart:
         dtypes = [wide, wide, *[dtype] * len(self._of_total.inputs)]  # the gradient of the sum is wide as that is
         return [
             Kernels(self._total, [wide, *[dtype] * len(self._total.tensors)], source.REDUCTIONS),
-            Kernels(of_total, dtypes, of_one_dtype(of_total, dtype).variants),
+            Kernels(of_total, dtypes, source.POINTWISE),
             *(of_one_dtype(program, wide) for program in (self._post, *self._of_post.programs())),
         ]

@@ -15,11 +15,11 @@ from .expression import Node
 # In the order of DType in cpp/core/dtype.h: the type in memory and its bytes.
 _TYPES = (("f16", 2), ("bf16", 2), ("float", 4), ("double", 8))
 
-# Variants of elementwise kernels, as in sources/pointwise.cuh: any strides instead of one run of elements each; and
-# then neighbours along the fastest dimension moved together; 64-bit indices.
-STRIDED, VECTORS, WIDE = 1, 2, 4
+# The variants of elementwise kernels, as in sources/pointwise.cuh: one run of elements, any strides, any strides with
+# neighbours moved together. Those of 64-bit indices besides are compiled when they are needed.
+POINTWISE = (0, 1, 3)
 
-# All variants of a reduction's kernels, as in cpp/kit/reduction.cpp: rows, short rows, columns, parts of long ones.
+# All variants of a reduction's kernels, as in sources/rows.h: rows, short rows, columns, parts of long ones.
 REDUCTIONS = (0, 16, 8, 24, 1, 2, 18, 3, 12)
 
 _TEMPLATES = """
