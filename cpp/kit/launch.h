@@ -30,7 +30,6 @@ class Kernel {
   Kernel(const std::string& op, const Image& image, const std::string& symbol, int device);
   // arguments[k] points to the k-th argument's value. Blocks or threads of zero are an error of the driver's.
   void launch(Dim3 grid, Dim3 block, unsigned shared_bytes, void** arguments);
-  int device() const { return device_; }
 
  private:
   void reserve(unsigned shared_bytes);

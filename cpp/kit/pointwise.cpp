@@ -175,7 +175,7 @@ std::vector<Tensor> run(Call& call) {
   for (size_t k = 0; k < call.inputs.size(); ++k) {
     const Tensor& t = call.inputs[k];
     operands[p.count] = {const_cast<void*>(t.const_data_ptr()), t.sizes(), t.strides()};
-    p.item[p.count++] = size_of(static_cast<DType>(call.dtypes >> (2 * k + 2) & 3));
+    p.item[p.count++] = size_of(call.dtype_of_input(k));
   }
   for (int k = 0; k < p.count; ++k) p.data[k] = operands[k].data;
   p.numel = 1;
@@ -194,12 +194,7 @@ std::vector<Tensor> run(Call& call) {
 void pointwise(StableIValue* stack, uint64_t arguments, uint64_t) {
   Call call(stack, arguments);
   std::vector<Tensor> outputs = run(call);
-  if (outputs.empty()) {
-    for (Tensor& t : call.inputs) *stack++ = to_stack(std::move(t));
-    stack -= call.inputs.size();
-    check_torch(call.name(), torch_call_dispatcher(call.program.reference.c_str(), "", stack, TORCH_ABI_VERSION));
-    return;
-  }
+  if (outputs.empty()) return call.run_reference(stack);
   for (Tensor& t : outputs) *stack++ = to_stack(std::move(t));
 }
 

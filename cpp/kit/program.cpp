@@ -80,6 +80,11 @@ bool Call::promote() {
   return true;
 }
 
+void Call::run_reference(StableIValue* stack) {
+  for (size_t k = 0; k < inputs.size(); ++k) stack[k] = to_stack(std::move(inputs[k]));
+  check_torch(name(), torch_call_dispatcher(program.reference.c_str(), "", stack, TORCH_ABI_VERSION));
+}
+
 void broadcast(const Call& call, Layout& layout) {
   for (const Tensor& t : call.inputs) layout.ndim = std::max(layout.ndim, t.sizes().size());
   for (size_t d = 0; d < layout.ndim; ++d) {

@@ -40,6 +40,9 @@ struct Call {
   const char* name() const { return program.name.c_str(); }
   // Whether our kernels may take these inputs; sets dtype and dtypes.
   bool promote();
+  DType dtype_of_input(size_t k) const { return static_cast<DType>(dtypes >> (2 * k + 2) & 3); }
+  // What no kernel takes: the arguments go back to where they were, and the reference leaves its results there.
+  void run_reference(StableIValue* stack);
 
   const Program& program;
   std::vector<Tensor> inputs;

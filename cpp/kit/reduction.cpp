@@ -122,7 +122,7 @@ bool in_vectors(const Call& call, const Work& work) {
   const Extent& e = work.extent;
   if (e.element_dims != 1) return false;
   int64_t widest = 1;
-  for (size_t k = 0; k < call.inputs.size(); ++k) widest = std::max(widest, size_of(*dtype_of(call.inputs[k])));
+  for (size_t k = 0; k < call.inputs.size(); ++k) widest = std::max(widest, size_of(call.dtype_of_input(k)));
   const int64_t group = 16 / widest;
   for (size_t k = 0; k < call.inputs.size(); ++k) {
     if (work.elements.strides[k][0] != 1 || reinterpret_cast<uintptr_t>(work.data[k + 1]) % 16) return false;
@@ -206,9 +206,8 @@ void reduction(StableIValue* stack, uint64_t arguments, uint64_t) {
     stack[0] = to_stack(std::move(*output));
     return;
   }
-  for (size_t k = 0; k < call.inputs.size(); ++k) stack[k] = to_stack(std::move(call.inputs[k]));
   more[0] = to_stack(dims);
-  check_torch(call.name(), torch_call_dispatcher(call.program.reference.c_str(), "", stack, TORCH_ABI_VERSION));
+  call.run_reference(stack);
 }
 
 }  // namespace fastops::kit

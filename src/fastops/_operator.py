@@ -19,7 +19,6 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Container
 from typing import Any
 
@@ -29,7 +28,8 @@ from torch._functorch import eager_transforms
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import Function, forward_ad
 
-from .capability import capabilities
+from ._derivative import backward_of, keep_for_forward, save_inputs, transposed
+from ._registration import announced, on_one_device
 
 _functorch_active = torch._C._are_functorch_transforms_active
 _compiling = torch.compiler.is_dynamo_compiling
@@ -103,8 +103,8 @@ class Differentiable:
         self.traced = reference if inline else raw
         self.dtypes = EVERY_DTYPE if overrides else dtypes
         self.overrides = overrides
-        self.save = save if save and backward else _save_inputs
-        self.backward = backward or _backward_of(reference)
+        self.save = save if save and backward else save_inputs
+        self.backward = backward or backward_of(reference)
         self._eager = _eager_function(self.training, self.training.forward.traced, name).apply
         self._twin = _uncompiled(_twin_function(self).apply)
         self.call = _call_of(self)
@@ -139,9 +139,9 @@ class Operator(Differentiable):
     """
 
     def __init__(self, name: str, reference: Callable[..., Any], fake: Callable[..., Any], **derivative: Any) -> None:
-        torch.library.register_fake(f"fastops::{name}", _on_one_device(name, fake), lib=_library)
+        torch.library.register_fake(f"fastops::{name}", on_one_device(name, fake), lib=_library)
         for op in (name, f"{name}_reference"):
-            _library.impl(op, _announced(reference), "CompositeExplicitAutograd")
+            _library.impl(op, announced(reference), "CompositeExplicitAutograd")
         super().__init__(name, getattr(torch.ops.fastops, name).default, reference, **derivative)
         OPERATORS[name] = self
 
@@ -194,43 +194,6 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
         return (disabled or function)(*inputs)
 
     return call
-
-
-def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """What the kernels check of real tensors, for meta tensors among them."""
-
-    @functools.wraps(fake)
-    def checked(*inputs: Any) -> Any:
-        devices = {str(x.device) for x in inputs if isinstance(x, Tensor)}
-        if len(devices) > 1:
-            raise RuntimeError(f"[{name}] all tensors must be on one device, got {' and '.join(sorted(devices))}")
-        return fake(*inputs)
-
-    return checked
-
-
-def _announced(reference: Callable[..., Any]) -> Callable[..., Any]:
-    """The reference as a kernel: a GPU that none of ours fits gets it, but not silently."""
-
-    def kernel(*inputs: Any) -> Any:
-        for x in inputs:
-            if isinstance(x, Tensor) and x.is_cuda and x.device.index not in _announced_gpus:
-                _announce(x.device.index)
-        return reference(*inputs)
-
-    return kernel
-
-
-_announced_gpus: set[int] = set()
-
-
-def _announce(index: int) -> None:
-    _announced_gpus.add(index)
-    found = capabilities()
-    gpu = next((gpu for gpu in found.gpus if gpu.index == index), None)
-    if gpu is None or gpu.arch is None:
-        reason = gpu.reason if gpu else found.no_gpu or "the NVIDIA driver does not show it"
-        warnings.warn(f"[fastops] cuda:{index} runs plain PyTorch in place of our kernels: {reason}", stacklevel=2)
 
 
 def _public(result: Any, outputs: int) -> Any:
@@ -288,10 +251,7 @@ def _twin_function(op: Differentiable) -> type[Function]:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         op.save(ctx, inputs, output)
         if op.overrides and forward_ad._current_level >= 0:
-            ctx.kept = _Kept(inputs, output)
-            op.save(ctx.kept, inputs, output)
-            ctx.save_for_forward(*ctx.kept.saved_tensors)
-            ctx.kept.saved_tensors = ()
+            keep_for_forward(op.save, ctx, inputs, output)
         if isinstance(output, tuple):
             ctx.mark_non_differentiable(*output[op.outputs :])
 
@@ -300,7 +260,7 @@ def _twin_function(op: Differentiable) -> type[Function]:
 
     rules: dict[str, Any] = {"setup_context": staticmethod(setup_context), "backward": staticmethod(backward)}
     if op.overrides:
-        rules["jvp"] = staticmethod(functools.partial(_transposed, op.backward))
+        rules["jvp"] = staticmethod(functools.partial(transposed, op.backward))
     # Under vmap of a reference whose derivative is another: that derivative, batched by functorch.
     plain: Any = type(
         op.name,
@@ -316,71 +276,6 @@ def _twin_function(op: Differentiable) -> type[Function]:
 
     forward = staticmethod(lambda *inputs: op.forward.raw(*inputs))
     return type(op.name, (Function,), {**rules, "forward": forward, "vmap": staticmethod(op.vmap or vmap)})
-
-
-class _Kept:
-    """What ``save`` keeps for forward mode, in which no input of autograd's needs a gradient."""
-
-    def __init__(self, inputs: tuple[Any, ...], output: Any) -> None:
-        self.needs_input_grad = tuple(
-            isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()) for x in inputs
-        )
-        outputs = output if isinstance(output, tuple) else (output,)
-        self.outputs = [(y.shape, {"dtype": y.dtype, "device": y.device}) for y in outputs]
-        self.saved_tensors: tuple[Any, ...] = ()
-
-    def save_for_backward(self, *tensors: Any) -> None:
-        self.saved_tensors = tensors
-
-    def set_materialize_grads(self, value: bool) -> None: ...
-
-
-def _transposed(backward: Callable[..., Any], ctx: Any, *tangents: Any) -> Any:
-    """``jvp`` from ``backward``, which is linear in the gradients: its own gradient by them."""
-    kept = ctx.kept
-    kept.saved_tensors = ctx.saved_tensors
-    moved: list[Any] = []
-
-    def pullback(*grads: Any) -> tuple[Any, ...]:
-        found = zip(backward(kept, *grads), tangents, strict=True)
-        pairs = [(gradient, t) for gradient, t in found if gradient is not None and t is not None]
-        moved[:] = [t for _, t in pairs]
-        return tuple(gradient for gradient, _ in pairs)
-
-    zeros = [torch.zeros(shape, **like) for shape, like in kept.outputs]
-    _, vjp = torch.func.vjp(pullback, *zeros)  # type: ignore[misc]
-    found = vjp(tuple(moved))
-    return found if len(found) > 1 else found[0]
-
-
-def _save_inputs(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
-    ctx.tensors_at = [k for k, x in enumerate(inputs) if isinstance(x, Tensor)]
-    ctx.inputs = [None if isinstance(x, Tensor) else x for x in inputs]
-    ctx.save_for_backward(*(inputs[k] for k in ctx.tensors_at))
-
-
-def _backward_of(reference: Callable[..., Any]) -> Callable[..., Any]:
-    """The backward of a function that is known only by its plain composition."""
-
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        inputs = list(ctx.inputs)
-        for k, tensor in zip(ctx.tensors_at, ctx.saved_tensors, strict=True):
-            inputs[k] = tensor
-        wanted = [k for k in ctx.tensors_at if ctx.needs_input_grad[k]]
-
-        def of_wanted(*values: Any) -> Any:
-            for k, value in zip(wanted, values, strict=True):
-                inputs[k] = value
-            return reference(*inputs)
-
-        outputs, vjp = torch.func.vjp(of_wanted, *(inputs[k] for k in wanted))  # type: ignore[misc]
-        found = vjp(tuple(grads) if isinstance(outputs, tuple) else grads[0])
-        result: list[Any] = [None] * len(inputs)
-        for k, gradient in zip(wanted, found, strict=True):
-            result[k] = gradient
-        return tuple(result)
-
-    return backward
 
 
 def elementwise_batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, ...]:

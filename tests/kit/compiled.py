@@ -5,14 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-import pytest
 import torch
 from torch import Tensor
 
 from fastops.kit import compiler
 from fastops.kit.expression import CPP_OPTIONS, PRELUDE_CPP, Node, emit_c
 
-needs_compiler = pytest.mark.skipif(compiler.available() is None, reason="no C++ compiler")
 REAL = {torch.float32: "float", torch.float64: "double"}
 
 

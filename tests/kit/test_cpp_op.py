@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from common import DTYPES, needs_compiler
 
 from fastops.kit import CompileError, KitError, NoCompiler, compiler, cpp_op
 from fastops.kit.signature import Signature
-
-needs_compiler = pytest.mark.skipif(compiler.available() is None, reason="there is no C++ compiler")
 
 SCALE = """\
 template <class U>
@@ -23,7 +22,6 @@ void scale(const U* x, U* y, int64_t n, double factor) {
 }
 """
 SIGNATURE = "const T* x, T* y, int64 n, double factor"
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 def scale(source: str = SCALE, name: str = "scale<T>", signature: str = SIGNATURE, **more: object):  # type: ignore[no-untyped-def]

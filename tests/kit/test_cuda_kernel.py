@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from common import needs_nvrtc
 
 from fastops import _C
 from fastops.kit import CompileError, KitError, cuda_kernel, nvrtc
 
-pytestmark = pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+pytestmark = needs_nvrtc
 
 SHIFT = """\
 template <class U>

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from common import DTYPES, needs_nvrtc
 from torch import Tensor, func
 
 from fastops import kit
 from fastops.kit import compiler, nvrtc, program
-
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 swish = kit.elementwise("swish(x, *, beta=1.0)", "x / (1 + exp(-beta * x))")
 relu = kit.elementwise("relu(x)", "x > 0 ? x : 0", backward="x > 0 ? grad : 0")
@@ -415,7 +414,7 @@ ARCHS = ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"]
 VARIANTS = [0, 1, 3, 5, 7]
 
 
-@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+@needs_nvrtc
 @pytest.mark.parametrize("arch", ARCHS)
 def test_cuda_source_compiles(arch: str) -> None:
     """Without a GPU: each variant, and dtypes alone and mixed."""

@@ -6,7 +6,8 @@ import re
 
 import pytest
 import torch
-from compiled import REAL, evaluate_compiled, needs_compiler
+from common import needs_compiler, needs_nvrtc
+from compiled import REAL, evaluate_compiled
 from test_expression import arguments_of
 
 from fastops.kit import expression, nvrtc
@@ -104,7 +105,7 @@ def test_preludes_declare_what_is_called() -> None:
     assert "#include" not in PRELUDE_CUDA
 
 
-@pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+@needs_nvrtc
 @pytest.mark.parametrize("real", REAL.values())
 def test_cuda_compiles(real: str) -> None:
     """Every function and its derivative, without a header."""

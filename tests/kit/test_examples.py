@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from common import DTYPES, needs_nvrtc
 
-from fastops.kit import nvrtc
 from fastops.kit.cuda_kernel import CudaKernel
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 if not EXAMPLES:
     pytest.skip("the examples are in the tree, not beside the tests", allow_module_level=True)
@@ -28,7 +27,7 @@ def test_example(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "  ok    torch.compile\n" in out
 
 
-@pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+@needs_nvrtc
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernels_compile(dtype: torch.dtype) -> None:
     compiled = 0

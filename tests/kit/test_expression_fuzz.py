@@ -6,7 +6,8 @@ import contextlib
 
 import pytest
 import torch
-from compiled import REAL, evaluate_compiled, needs_compiler
+from common import needs_compiler
+from compiled import REAL, evaluate_compiled
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

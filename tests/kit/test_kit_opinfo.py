@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from common import DTYPES
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 
@@ -46,7 +47,6 @@ SAME_NAME += "rsqrt sigmoid sign sin sinh sqrt tan tanh trunc"
 EXPRESSIONS = ACTIVATIONS | {name: ("", f"{name}(x)") for name in SAME_NAME.split()}
 
 INFOS = {info.name: info for info in op_db if not info.variant_test_name}
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # Of gradients, relative to 1 and to themselves. A half's gradient is rounded before it is multiplied on.
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from common import DTYPES, needs_nvrtc
 
 from fastops.kit import CompileError, KitError, NoCompiler, cuda_kernel, diagnostics, nvrtc
-
-needs_nvrtc = pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
 
 SHIFT = """\
 template <class U>
@@ -27,7 +26,6 @@ extern "C" __global__ void shift(const T* x, T* y, int64_t n) {
 }
 """
 SIGNATURE = "const T* x, T* y, int64 n"
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 def shift(source: str = SHIFT, name: str = "shift<T>", signature: str = SIGNATURE, **more: object):  # type: ignore[no-untyped-def]

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from common import DTYPES, needs_nvrtc
 from torch import Tensor, func
 
 from fastops import kit
 from fastops.kit import compiler, nvrtc, program
 from fastops.kit.source import REDUCTIONS
-
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 norm2 = kit.reduction("norm2(x)", map="x * x", reduce="a + b", post="sqrt(a)", backward="grad * x / out")
 length = kit.reduction("length(x)", map="x * x", post="sqrt(a)")
@@ -258,7 +257,7 @@ def test_errors(case: str) -> None:
 # CUDA
 
 
-@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
+@needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"])
 def test_cuda_source_compiles(arch: str) -> None:
     for variant in REDUCTIONS:

@@ -63,7 +63,7 @@ def shared_library(source: str, *, name: str, options: Sequence[str] = ()) -> ct
 @functools.cache
 def _opened(compiler: str, source: str, name: str, options: tuple[str, ...]) -> ctypes.CDLL:
     given = (*_OPTIONS, _native())
-    parts = ["c++", _identity(compiler), _cpu(), source, *given, "options", *options]
+    parts = ["c++", cache.file_identity(compiler), _cpu(), source, *given, "options", *options]
     return _open(cache.lookup(parts, lambda: _compile(compiler, source, name, given, options)), name)
 
 
@@ -95,13 +95,6 @@ def _open(library: bytes, name: str) -> ctypes.CDLL:
 
 def _native() -> str:
     return "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
-
-
-@functools.cache
-def _identity(compiler: str) -> str:
-    path = os.path.realpath(compiler)
-    status = os.stat(path)
-    return f"{path} {status.st_size} {status.st_mtime_ns}"
 
 
 @functools.cache

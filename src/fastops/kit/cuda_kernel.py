@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,10 +9,10 @@ import torch
 
 from .. import _C
 from . import extent, nvrtc
-from .content import content_hash
 from .errors import KitError
 from .extent import Size
-from .signature import Packing, Signature, check_text, plain_name
+from .from_source import FromSource
+from .signature import Packing
 
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
@@ -27,8 +26,31 @@ class _Ready(NamedTuple):
     packing: Packing
 
 
-class CudaKernel:
-    """What ``cuda_kernel`` makes; see there."""
+class CudaKernel(FromSource):
+    """A CUDA kernel from its source, compiled by NVRTC for the card at hand when first called, and cached on disk.
+
+    ``kernel(x, y, n)`` checks the arguments against the signature, then launches on the tensors' device and torch's
+    current stream. Outputs are arguments; it returns nothing. Gradient and CPU form are ``kit.op``'s.
+
+    Args:
+        source: CUDA C++. It may use the ``<stdint.h>`` names, ``opmath_t<T>`` (float for the half types, else T), and
+            helper functions without ``__device__``. CUDA's own headers are found if they are installed.
+        name: the kernel, as one would write it behind the source: ``shift``, or ``shift<T>`` for a template.
+        signature: ``"const T* x, T* y, int64 n"``. A pointer is a tensor of that dtype, or None; other types are
+            numbers, integers within their range. A capitalised name is a type variable: in each call it is the dtype
+            of the tensors that have it, and the source, which may use it too, is compiled once for each. float16 and
+            bfloat16 come as ``fastops::float16`` and ``fastops::bfloat16``, which convert from and to float by
+            themselves.
+            The kernel's own parameters are held against the signature when it is compiled.
+        grid, block, shared: blocks, threads in a block and bytes of dynamic shared memory: an integer, an expression
+            over the arguments (``"ceil(n / 256)"``, ``"numel(x) // 4"``), or a callable that is given the arguments;
+            for grid and block up to three of them. With an empty grid nothing is launched.
+        options: further options for NVRTC, such as ``--use_fast_math``.
+        contiguous: whether every tensor must be contiguous. A kernel that is given strides says False.
+
+    Raises:
+        KitError: signature, grid, block or shared cannot be understood.
+    """
 
     def __init__(
         self,
@@ -41,18 +63,11 @@ class CudaKernel:
         options: Sequence[str] = (),
         contiguous: bool = True,
     ):
-        check_text(name, source)
-        self.function = name
-        self.name = plain_name(name)
-        self.source = source
-        self.options = tuple(options)
-        self.signature = Signature(signature, self.name)
-        self.contiguous = contiguous
+        super().__init__(source, name, signature, options, contiguous, grid, block, shared)
         names = [p.name for p in self.signature.parameters]
         self._grid = _extents("grid", grid, names, self.name)
         self._block = _extents("block", block, names, self.name)
         self._shared = extent.as_function(shared, names, self.name)
-        self._described = (source, name, signature, grid, block, shared, self.options, contiguous)
         self._ready: dict[tuple[tuple[torch.dtype, ...], torch.device], _Ready] = {}
 
     def __call__(self, *arguments: Any) -> None:
@@ -94,14 +109,8 @@ class CudaKernel:
 
     def compile(self, arch: str, *dtypes: torch.dtype) -> nvrtc.Image:
         """The machine code for an architecture (``"sm_90"``) and one dtype a type variable. Needs no GPU."""
-        types = self.signature.types(dtypes)
-        source = self.signature.prelude(types) + self.source + self.signature.checks(self.function)
+        source = self._text(self.signature.types(dtypes))
         return nvrtc.compile(source, name=self.name, arch=arch, options=self.options, kernels=[self.function])
-
-    @functools.cached_property
-    def content_hash(self) -> str:
-        """Of all that decides what a call does."""
-        return content_hash(*self._described)
 
     def _prepare(self, dtypes: tuple[torch.dtype, ...], device: torch.device) -> _Ready:
         packing = self.signature.packing(self.signature.types(dtypes))
@@ -131,38 +140,4 @@ def _extents(what: str, given: Any, names: Sequence[str], where: str) -> tuple[C
     return tuple(extent.as_function(size, names, where) for size in (*listed, 1, 1)[:3])
 
 
-def cuda_kernel(
-    source: str,
-    name: str,
-    signature: str,
-    grid: Size | Sequence[Size],
-    block: Size | Sequence[Size] = 256,
-    shared: Size = 0,
-    options: Sequence[str] = (),
-    contiguous: bool = True,
-) -> CudaKernel:
-    """A CUDA kernel from its source, compiled by NVRTC for the card at hand when first called, and cached on disk.
-
-    ``kernel(x, y, n)`` checks the arguments against the signature, then launches on the tensors' device and torch's
-    current stream. Outputs are arguments; it returns nothing. Gradient and CPU form are ``kit.op``'s.
-
-    Args:
-        source: CUDA C++. It may use the ``<stdint.h>`` names, ``opmath_t<T>`` (float for the half types, else T), and
-            helper functions without ``__device__``. CUDA's own headers are found if they are installed.
-        name: the kernel, as one would write it behind the source: ``shift``, or ``shift<T>`` for a template.
-        signature: ``"const T* x, T* y, int64 n"``. A pointer is a tensor of that dtype, or None; other types are
-            numbers, integers within their range. A capitalised name is a type variable: in each call it is the dtype
-            of the tensors that have it, and the source, which may use it too, is compiled once for each. float16 and
-            bfloat16 come as ``fastops::float16`` and ``fastops::bfloat16``, which convert from and to float by
-            themselves.
-            The kernel's own parameters are held against the signature when it is compiled.
-        grid, block, shared: blocks, threads in a block and bytes of dynamic shared memory: an integer, an expression
-            over the arguments (``"ceil(n / 256)"``, ``"numel(x) // 4"``), or a callable that is given the arguments;
-            for grid and block up to three of them. With an empty grid nothing is launched.
-        options: further options for NVRTC, such as ``--use_fast_math``.
-        contiguous: whether every tensor must be contiguous. A kernel that is given strides says False.
-
-    Raises:
-        KitError: signature, grid, block or shared cannot be understood.
-    """
-    return CudaKernel(source, name, signature, grid, block, shared, options, contiguous)
+cuda_kernel = CudaKernel

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._operator import Differentiable, _backward_of, _save_inputs
+from .._derivative import backward_of, save_inputs
+from .._operator import Differentiable
 from . import expression
 from .errors import ExpressionError
 from .expression import Node
 from .pointwise import Pointwise, pointwise
 from .program import Kernels, explained, prepared
-from .source import STRIDED, VECTORS
+from .source import POINTWISE
 
 _compiling = torch.compiler.is_dynamo_compiling
 
@@ -83,12 +84,12 @@ class Gradients:
 
 def differentiable(program: Pointwise, gradients: Gradients) -> Differentiable:
     count = len(program.tensors)
-    of_reference = _backward_of(program.reference)  # the derivatives of expressions are those of real numbers
+    of_reference = backward_of(program.reference)  # the derivatives of expressions are those of real numbers
 
     def save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
         ctx.complex = gradients.given is None and any(x.is_complex() for x in inputs[:count])
         if ctx.complex:
-            _save_inputs(ctx, inputs, outputs)
+            save_inputs(ctx, inputs, outputs)
             return
         wanted = gradients.wanted(ctx)
         if not wanted:  # a constant of torch.func.grad's
@@ -141,7 +142,7 @@ def aligned(count: int, size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tu
 
 
 def of_one_dtype(program: Pointwise, dtype: torch.dtype) -> Kernels:
-    return Kernels(program, [dtype] * (1 + len(program.tensors)), (0, STRIDED, STRIDED | VECTORS))
+    return Kernels(program, [dtype] * (1 + len(program.tensors)), POINTWISE)
 
 
 class Elementwise:
@@ -166,7 +167,7 @@ class Elementwise:
     def __call__(self, *tensors: Tensor, **scalars: float) -> Any:
         if len(tensors) != len(self.tensors):
             raise wrong_count(self.name, self.tensors, tensors)
-        values = self._values(scalars) if scalars else self._defaults
+        values = scalar_values(self.name, self.scalars, scalars) if scalars else self._defaults
         try:
             return self._call(*tensors, *values)
         except (AttributeError, RuntimeError, TypeError):
@@ -175,9 +176,6 @@ class Elementwise:
 
     def __repr__(self) -> str:
         return f"<kit.elementwise {self.name}{self.__signature__}>"
-
-    def _values(self, given: dict[str, float]) -> tuple[float, ...]:
-        return scalar_values(self.name, self.scalars, given)
 
     def prepare(self, *dtypes: torch.dtype, device: torch.device | str | int = "cuda", backward: bool = True) -> None:
         """Compile ahead of the first call, for tensors of one of ``dtypes``; by default of float32.

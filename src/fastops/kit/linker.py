@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from . import cache
+from . import cache, cuda_libraries
 from .errors import CompileError, NoCompiler
 
 _ANY_INPUT = 10  # it reads what each one is
@@ -28,14 +25,12 @@ def link(images: Sequence[bytes], *, name: str, arch: str) -> bytes:
 @functools.cache
 def _found() -> str | None:
     """torch's own wheels: every CUDA build of torch brings it."""
-    nvidia = importlib.util.find_spec("nvidia")
-    majors = [torch.version.cuda.split(".")[0]] if torch.version.cuda else ["13", "12"]
-    for folder in nvidia.submodule_search_locations or () if nvidia else ():
-        for major in majors:
-            for part in (f"cu{major}", "nvjitlink"):
-                if (file := Path(folder, part, "lib", f"libnvJitLink.so.{major}")).is_file():
-                    return str(file)
-    return None
+    files = (
+        Path(folder, f"libnvJitLink.so.{major}")
+        for major in cuda_libraries.majors()
+        for folder in cuda_libraries.wheel_folders("nvjitlink", major)
+    )
+    return next((str(file) for file in files if file.is_file()), None)
 
 
 def _link(path: str, images: Sequence[bytes], name: str, arch: str) -> bytes:

@@ -21,6 +21,7 @@ from .errors import ExpressionError, KitError, NoCompiler
 from .expression import Node
 from .pointwise import Pointwise
 from .program import Program, explained, unique
+from .source import real_of
 
 
 def numba_op(function: Callable[..., Any] | None = None, *, backward: Callable[..., Any] | None = None) -> Any:
@@ -107,13 +108,13 @@ class _Foreign(NamedTuple):
     nodes: tuple[None] = (None,)
     name: str = "compute"
 
-    def text(self, qualifiers: str, real: str) -> str:
+    def text(self, real: str) -> str:
         """One element, by a function that is linked in."""
         parameters = ", ".join([real] * len(self.tensors))
         arguments = ", ".join(f"kit_in[{k}]" for k in range(len(self.tensors)))
         return (
             f'extern "C" __device__ {real} {self.symbol}({parameters});\n'
-            f"{qualifiers} void {self.name}(const {real}* kit_in, const {real}*, {real}* kit_out) {{\n"
+            f"KIT_FUNCTION void {self.name}(const {real}* kit_in, const {real}*, {real}* kit_out) {{\n"
             f"  kit_out[0] = {self.symbol}({arguments});\n}}\n"
         )
 
@@ -152,7 +153,7 @@ class _Program(Pointwise):
             Program.__init__(self, name, tensors, (), 1, content)
 
     def compile(self, dtypes: Sequence[int], device: int, variant: int) -> None:
-        real = "double" if dtypes[0] == 3 else "float"
+        real = real_of(dtypes)
         if device >= 0:
             self._compile_cuda(real, dtypes, device, variant)
             return
@@ -166,7 +167,7 @@ class _Program(Pointwise):
 
     def cuda_image(self, dtypes: Sequence[int], variant: int, arch: str) -> bytes:
         """The machine code of one kernel. Needs no GPU."""
-        real = "double" if dtypes[0] == 3 else "float"
+        real = real_of(dtypes)
         options = ("-dlto", "--relocatable-device-code=true")
         kernel = nvrtc.compile(self.cuda(dtypes, variant), name=self.name, arch=arch, options=options).cubin
         return linker.link([kernel, self._device_function(real, arch)], name=self.name, arch=arch)

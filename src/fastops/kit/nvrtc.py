@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import importlib.util
 import json
 import os
 import sys
@@ -22,11 +21,9 @@ import torch
 
 from .._load import by_conda
 from .._remedy import TEGRA
-from . import cache
+from . import cache, cuda_libraries
 from .diagnostics import compile_error
 from .errors import CompileError, NoCompiler
-
-_MAJORS = (13, 12)  # of a torch without CUDA any will do
 
 
 class Image(NamedTuple):
@@ -172,12 +169,11 @@ class _Nvrtc:
 
 def _path(name: str) -> str:
     """The file of NVRTC, or the name by which the loader finds it."""
-    cuda = torch.version.cuda
-    majors = (int(cuda.split(".")[0]),) if cuda else _MAJORS
+    majors = cuda_libraries.majors()
     if path := _found(majors):
         return path
     package = "nvidia-cuda-nvrtc" if majors[0] >= 13 else f"nvidia-cuda-nvrtc-cu{majors[0]}"
-    pin = f"=={cuda}.*" if cuda else ""
+    pin = f"=={torch.version.cuda}.*" if torch.version.cuda else ""
     command = f'conda install "cuda-nvrtc{pin}"' if by_conda() else f'pip install "{package}{pin}"'
     raise NoCompiler(f"[{name}] NVRTC is missing, the compiler of CUDA kernels. {command}")
 
@@ -185,12 +181,10 @@ def _path(name: str) -> str:
 @functools.cache
 def _found(majors: Sequence[int]) -> str | None:
     """Torch's own wheels first, then conda, a toolkit, the loader's paths."""
-    nvidia = importlib.util.find_spec("nvidia")
-    wheels = list(nvidia.submodule_search_locations or ()) if nvidia else []
     toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     for major in majors:
-        folders = [f"{wheel}/{part}/lib" for wheel in wheels for part in (f"cu{major}", "cuda_nvrtc")]
-        folders += [f"{sys.prefix}/lib", *(f"{toolkit}/lib64" for toolkit in toolkits if toolkit)]
+        folders = [*cuda_libraries.wheel_folders("cuda_nvrtc", major), f"{sys.prefix}/lib"]
+        folders += [f"{toolkit}/lib64" for toolkit in toolkits if toolkit]
         file = f"libnvrtc.so.{major}"
         for path in (os.path.join(folder, file) for folder in folders):
             if os.path.isfile(path):
@@ -210,8 +204,7 @@ def _open(path: str) -> _Nvrtc:
 
 
 def _identity(path: str) -> str:
-    """What tells one NVRTC from another; of a file without opening it, which takes longer than the cache does."""
+    """What tells one NVRTC from another."""
     if not os.path.isabs(path):
         return _open(path).version
-    status = os.stat(path)
-    return f"{os.path.realpath(path)} {status.st_size} {status.st_mtime_ns}"
+    return cache.file_identity(path)

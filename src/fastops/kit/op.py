@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .. import _autocast
 from .._autocast import lower_precision, single_precision
-from .._operator import EVERY_DTYPE, Differentiable, _backward_of, elementwise_batch
+from .._derivative import backward_of
+from .._operator import EVERY_DTYPE, Differentiable, elementwise_batch
 from .content import content_hash
 from .errors import KitError
 from .schema import Schema
@@ -263,7 +264,7 @@ def _gradient(schema: Schema, public: int, function: Function, reference: Functi
     read = [k for k, name in enumerate(values) if name in reads]
     # A second derivative through the hidden outputs needs one of them, which the reference has.
     all_read = sorted({*read, *range(len(arguments))})
-    of_reference = _backward_of(reference) if reference else None
+    of_reference = backward_of(reference) if reference else None
 
     def save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
         given = (*inputs, *outputs) if several else (*inputs, outputs)

@@ -41,10 +41,10 @@ class Pointwise(Program):
         return outputs[0] if len(outputs) == 1 else outputs
 
     def cpp(self, dtypes: Sequence[int]) -> str:
-        return source.pointwise_cpp(self._function(), dtypes)
+        return source.cpp(["pointwise.h"], [self._function()], dtypes)
 
     def cuda(self, dtypes: Sequence[int], variant: int) -> str:
-        return source.pointwise_cuda(self._function(), dtypes, variant)
+        return source.cuda(["pointwise.cuh"], [self._function()], dtypes, variant)
 
     def _function(self) -> source.Function:
         return source.Function("compute", self.tensors, self.scalars, self.nodes)
@@ -59,7 +59,6 @@ def _fresh(y: Tensor, shape: torch.Size, tensors: Sequence[Tensor]) -> Tensor:
 
 def pointwise(name: str, tensors: Sequence[str], scalars: Sequence[str], nodes: Sequence[Node]) -> Pointwise:
     """The program; one of the same name and content is made once."""
-    outputs = [f"kit_output_{k}" for k in range(len(nodes))]
-    body = expression.emit_c(nodes, outputs, "double")
-    content = f"{name}({', '.join(tensors)}; {', '.join(scalars)}) -> {', '.join(outputs)}\n{body}"
+    function = source.Function("compute", tuple(tensors), tuple(scalars), tuple(nodes))
+    content = f"{name}\n{function.text('double')}"
     return unique(content, lambda: Pointwise(name, tensors, scalars, nodes, content))

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from .._operator import _on_one_device, keep_error
+from .._operator import keep_error
+from .._registration import on_one_device
 from . import compiler, expression, nvrtc
 from .errors import KitError, NoCompiler
 
@@ -57,7 +58,7 @@ class Program:
             _library.define(f"{op}({', '.join(arguments)}, *, int program={self.number}) -> {results}")
             _library.impl(op, self.reference, "CompositeExplicitAutograd")
         _C.kit_implement(qualified, bool(more))
-        torch.library.register_fake(qualified, _on_one_device(name, self.fake), lib=_library)
+        torch.library.register_fake(qualified, on_one_device(name, self.fake), lib=_library)
         self.raw = getattr(getattr(torch.ops, SPACE), self.op).default
 
     def reference(self, *inputs: Any) -> Any:

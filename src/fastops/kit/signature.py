@@ -7,15 +7,15 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .errors import KitError
+from .source import text_of
 
-KERNEL_TYPES = Path(__file__).with_name("kernel_types.h").read_text()
+_BEFORE = "".join(f'#line 1 "{name}"\n{text_of(name)}' for name in ("types.h", "kernel.h"))
 
 
 @dataclass(frozen=True)
@@ -64,17 +64,6 @@ class Parameter:
 
     def __str__(self) -> str:
         return f"{'const ' if self.const else ''}{self.type}{'*' if self.pointer else ''} {self.name}"
-
-
-def check_text(name: Any, source: Any) -> None:
-    for what, given in (("name", name), ("source", source)):
-        if not isinstance(given, str):
-            raise KitError(f"[{name}] {what} must be text, got {type(given).__name__}")
-
-
-def plain_name(function: str) -> str:
-    """``shift`` of ``my::shift<T>``, for messages."""
-    return function.partition("<")[0].rpartition("::")[2].strip()
 
 
 class Signature:
@@ -191,7 +180,7 @@ class Signature:
     def prelude(self, types: Mapping[str, torch.dtype]) -> str:
         """What comes before the source: the element types and the type variables, then line 1 of the user's own."""
         aliases = "".join(f"using {name} = {_BY_DTYPE[dtype].kernel[0]};\n" for name, dtype in types.items())
-        return f'#line 1 "kernel_types.h"\n{KERNEL_TYPES}{aliases}#line 1 "{self.name}"\n'
+        return f'{_BEFORE}{aliases}#line 1 "{self.name}"\n'
 
     def checks(self, function: str) -> str:
         """What comes behind it: ``function`` must have this signature."""

@@ -15,10 +15,11 @@ from .expression import Node
 # In the order of DType in cpp/core/dtype.h: the type in memory and its bytes.
 _TYPES = (("f16", 2), ("bf16", 2), ("float", 4), ("double", 8))
 
-# Variants of elementwise kernels, as in sources/pointwise.cuh.
-STRIDED, VECTORS, WIDE = 1, 2, 4
+# The variants of elementwise kernels, as in sources/pointwise.cuh: one run of elements, any strides, any strides with
+# neighbours moved together. Those of 64-bit indices besides are compiled when they are needed.
+POINTWISE = (0, 1, 3)
 
-# All variants of a reduction's kernels, as in cpp/kit/reduction.cpp: rows, short rows, columns, parts of long ones.
+# All variants of a reduction's kernels, as in sources/rows.h: rows, short rows, columns, parts of long ones.
 REDUCTIONS = (0, 16, 8, 24, 1, 2, 18, 3, 12)
 
 _TEMPLATES = """
@@ -26,14 +27,6 @@ template <int K>
 struct type_of;
 template <int... K>
 struct Indices {};
-template <bool, class A, class>
-struct choose {
-  using type = A;
-};
-template <class A, class B>
-struct choose<false, A, B> {
-  using type = B;
-};
 """
 
 
@@ -45,18 +38,15 @@ class Function(NamedTuple):
     scalars: tuple[str, ...]
     nodes: tuple[Node, ...]
 
-    def body(self, real: str) -> str:
-        outputs = [f"kit_output_{k}" for k in range(len(self.nodes))]
-        declared = "".join(f"{real} {output};\n" for output in outputs)
-        return declared + expression.emit_c(self.nodes, outputs, real)
-
-    def text(self, qualifiers: str, real: str) -> str:
+    def text(self, real: str) -> str:
         """``name(in, scalars, out)``: arrays of one value an argument."""
-        values = "".join(f"const {real} {x} = kit_in[{k}];\n" for k, x in enumerate(self.tensors))
-        values += "".join(f"const {real} {s} = kit_scalars[{k}];\n" for k, s in enumerate(self.scalars))
-        results = "".join(f"kit_out[{k}] = kit_output_{k};\n" for k in range(len(self.nodes)))
-        head = f"{qualifiers} void {self.name}(const {real}* kit_in, const {real}* kit_scalars, {real}* kit_out)"
-        return f"{head} {{\n{values}{self.body(real)}\n{results}}}\n"
+        return (
+            f"KIT_FUNCTION void {self.name}(const {real}* kit_in, const {real}* kit_scalars, {real}* kit_out) {{\n"
+            + _constants(real, self.tensors, "kit_in[{}]")
+            + _constants(real, self.scalars, "kit_scalars[{}]")
+            + self.assigned(real, "kit_out[{}]")
+            + "\n}\n"
+        )
 
     def loop(self, real: str) -> str:
         """``name_all(in..., out..., n, scalars)`` over arrays that do not overlap, for the CPU to vectorise.
@@ -65,22 +55,32 @@ class Function(NamedTuple):
         """
         pointers = [f"const {real}* __restrict kit_in_{k}" for k in range(len(self.tensors))]
         pointers += [f"{real}* __restrict kit_out_{k}" for k in range(len(self.nodes))]
-        values = "".join(f"const {real} {x} = kit_in_{k}[kit_i];\n" for k, x in enumerate(self.tensors))
-        scalars = "".join(f"const {real} {s} = kit_scalars[{k}];\n" for k, s in enumerate(self.scalars))
-        results = "".join(f"kit_out_{k}[kit_i] = kit_output_{k};\n" for k in range(len(self.nodes)))
         return (
-            f"static void {self.name}_all({', '.join(pointers)}, int64 kit_n, const {real}* kit_scalars) {{\n{scalars}"
-            "for (int64 kit_i = 0; kit_i < kit_n / kVector * kVector; ++kit_i) {\n"
-            f"{values}{self.body(real)}\n{results}}}\n}}\n"
+            f"static void {self.name}_all({', '.join(pointers)}, int64 kit_n, const {real}* kit_scalars) {{\n"
+            + _constants(real, self.scalars, "kit_scalars[{}]")
+            + "for (int64 kit_i = 0; kit_i < kit_n / kVector * kVector; ++kit_i) {\n"
+            + _constants(real, self.tensors, "kit_in_{}[kit_i]")
+            + self.assigned(real, "kit_out_{}[kit_i]")
+            + "\n}\n}\n"
         )
 
+    def assigned(self, real: str, output: str) -> str:
+        """Statements that compute the nodes and assign each to ``output``, which has ``{}`` for its number."""
+        return expression.emit_c(self.nodes, [output.format(k) for k in range(len(self.nodes))], real)
 
-def _real(dtype: int) -> str:
-    return "double" if _TYPES[dtype][0] == "double" else "float"
+
+def _constants(real: str, names: Sequence[str], value: str) -> str:
+    return "".join(f"const {real} {name} = {value.format(k)};\n" for k, name in enumerate(names))
+
+
+def real_of(dtypes: Sequence[int]) -> str:
+    """What is computed in: the results' type, float for the half types."""
+    return "double" if _TYPES[dtypes[0]][0] == "double" else "float"
 
 
 @cache
-def _file(name: str) -> str:
+def text_of(name: str) -> str:
+    """A file of ``sources/``."""
     return (Path(__file__).parent / "sources" / name).read_text()
 
 
@@ -94,91 +94,53 @@ def _device_headers() -> str:
     return "\n".join(line for line in lines if not line.startswith(("#pragma once", "#include"))) + "\n"
 
 
-def _operands(dtypes: Sequence[int], inputs: int, outputs: int, scalars: int, real: str, more: str = "") -> str:
-    """What the files want to know. ``dtypes``: the outputs', then each input's."""
-    types = [_TYPES[dtypes[0]][0]] * outputs + [_TYPES[k][0] for k in dtypes[1 : 1 + inputs]]
-    widest_input = max(_TYPES[k][1] for k in dtypes[1 : 1 + inputs])
-    widest = max(widest_input, _TYPES[dtypes[0]][1])
-    more += f", kWidest = {widest}, kWidestInput = {widest_input}"
-    text = f"using real = {real};\n{_TEMPLATES}"
-    text += f"enum {{ kInputs = {inputs}, kOutputs = {outputs}, kScalars = {scalars}{more} }};\n"
-    text += "".join(f"template <>\nstruct type_of<{k}> {{\n  using type = {t};\n}};\n" for k, t in enumerate(types))
+def _operands(f: Function, dtypes: Sequence[int]) -> str:
+    """What the files want to know: the type that is computed in, how many operands there are, and their types."""
+    inputs, outputs = len(f.tensors), len(f.nodes)
+    result, *of_inputs = (_TYPES[k] for k in dtypes)
+    widest_input = max(size for _, size in of_inputs)
+    counts = f"kInputs = {inputs}, kOutputs = {outputs}, kScalars = {len(f.scalars)}"
+    sizes = f"kWidest = {max(widest_input, result[1])}, kWidestInput = {widest_input}"
+    text = f"using real = {real_of(dtypes)};\n{_TEMPLATES}enum {{ {counts}, {sizes} }};\n"
+    for k, (name, _) in enumerate([*[result] * outputs, *of_inputs]):
+        text += f"template <>\nstruct type_of<{k}> {{\n  using type = {name};\n}};\n"
     text += f"using Outputs = Indices<{', '.join(map(str, range(outputs)))}>;\n"
     return text + f"using Inputs = Indices<{', '.join(str(outputs + k) for k in range(inputs))}>;\n"
 
 
-def pointwise_cuda(f: Function, dtypes: Sequence[int], variant: int) -> str:
+def cuda(files: Sequence[str], functions: Sequence[Function], dtypes: Sequence[int], variant: int) -> str:
     """A kernel ``kit_kernel``.
 
     Args:
-        f: called ``compute``.
+        files: of ``sources/``, which make it of the functions. pointwise.cuh takes one, ``compute``; reduction.cuh
+            ``compute_map`` of the tensors, ``compute_reduce`` of a and b, ``compute_post`` of a and n.
+        functions: those.
         dtypes: indices into float16, bfloat16, float32, float64: the outputs', then each tensor's.
-        variant: 0: every operand is one run of elements. ``STRIDED``: any strides; with ``VECTORS``, neighbours along
-            the fastest dimension are moved together; ``WIDE``: 64-bit indices.
+        variant: one of the file's own.
     """
-    real = _real(dtypes[0])
-    more = f", kVariant = {variant}"
     return "".join(
         [
             _device_headers(),
-            "using fastops::device::f16;\nusing fastops::device::bf16;\n",
-            _operands(dtypes, len(f.tensors), len(f.nodes), len(f.scalars), real, more),
-            f"#define KIT_STRIDED {variant & STRIDED}\n",
+            f"using namespace fastops::device;\n#define KIT_VARIANT {variant}\n",
+            _operands(functions[0], dtypes),
             expression.PRELUDE_CUDA,
-            f.text("__device__ inline", real),
-            _file("pointwise.cuh"),
+            *(f.text(real_of(dtypes)) for f in functions),
+            *map(text_of, files),
         ]
     )
 
 
-def pointwise_cpp(f: Function, dtypes: Sequence[int]) -> str:
-    """The same for the CPU: a function ``loop``, for any strides."""
-    real = _real(dtypes[0])
+def cpp(files: Sequence[str], functions: Sequence[Function], dtypes: Sequence[int]) -> str:
+    """The same for the CPU: a function ``loop``, for all variants. The first function is computed of whole arrays."""
+    real = real_of(dtypes)
     return "".join(
         [
-            _file("types.h"),
-            _operands(dtypes, len(f.tensors), len(f.nodes), len(f.scalars), real),
+            text_of("types.h"),
+            text_of("cpu.h"),
+            _operands(functions[0], dtypes),
             expression.PRELUDE_CPP,
-            f.loop(real),
-            _file("pointwise.h"),
-        ]
-    )
-
-
-def reduction_cuda(parts: Sequence[Function], dtypes: Sequence[int], variant: int) -> str:
-    """A kernel ``kit_kernel``.
-
-    Args:
-        parts: ``compute_map`` of the tensors, ``compute_reduce`` of a and b, ``compute_post`` of a and n.
-        dtypes: the result's, then each tensor's.
-        variant: see sources/reduction.cuh.
-    """
-    real = _real(dtypes[0])
-    first = parts[0]
-    inputs = len(first.tensors)
-    return "".join(
-        [
-            _device_headers(),
-            "using fastops::device::f16;\nusing fastops::device::bf16;\n",
-            _operands(dtypes, inputs, 1, len(first.scalars), real, f", kVariant = {variant}"),
-            expression.PRELUDE_CUDA,
-            *(f.text("__device__ inline", real) for f in parts),
-            _file("reduction.cuh"),
-        ]
-    )
-
-
-def reduction_cpp(parts: Sequence[Function], dtypes: Sequence[int]) -> str:
-    """The same for the CPU: a function ``loop``, for all variants."""
-    real = _real(dtypes[0])
-    first = parts[0]
-    return "".join(
-        [
-            _file("types.h"),
-            _operands(dtypes, len(first.tensors), 1, len(first.scalars), real),
-            expression.PRELUDE_CPP,
-            first.loop(real),
-            *(f.text("static inline __attribute__((always_inline))", real) for f in parts[1:]),
-            _file("reduction.h"),
+            functions[0].loop(real),
+            *(f.text(real) for f in functions[1:]),
+            *map(text_of, files),
         ]
     )

@@ -1,11 +1,10 @@
-// The kernel of kit.elementwise. pointwise_source.py has put before it:
-//   real, kInputs, kOutputs, kScalars, kVariant    sizes, and the type that is computed in
+// The kernel of kit.elementwise. source.py has put before it:
+//   real, kInputs, kOutputs, kScalars              sizes, and the type that is computed in
+//   KIT_VARIANT                                    which kernel to make
 //   type_of<K>                                     operand K in memory, outputs first
 //   Inputs, Outputs                                Indices<...> of those operands
 //   compute(in, scalars, out)                      the expression
-using namespace fastops::device;
-
-enum { kStrided = 1, kVectors = 2, kWide = 4 };  // a variant is the sum of what holds
+enum { kStrided = 1, kVectors = 2, kWide = 4, kVariant = KIT_VARIANT };  // a variant is the sum of what holds
 constexpr int kThreads = 256, kOperands = kOutputs + kInputs, kMaxDims = 16;
 constexpr int kGroup = (kVariant & (kStrided | kVectors)) == kStrided ? 1 : 16 / kWidest;  // elements a thread
 
@@ -61,9 +60,18 @@ __device__ inline void group(const Operands& data, const int64 (&at)[kOperands],
   (put<Out, N>(data, at[Out], y), ...);
 }
 
+template <bool wide>
+struct unsigned_index {
+  using type = unsigned;
+};
+template <>
+struct unsigned_index<true> {
+  using type = unsigned long long;
+};
+
 #define KIT_KERNEL extern "C" __global__ void __launch_bounds__(kThreads) kit_kernel
 
-#if KIT_STRIDED
+#if KIT_VARIANT & 1  // kStrided
 // Any strides, the fastest dimension first; those of dimension 0 count groups.
 KIT_KERNEL(Operands data, const __grid_constant__ Index index, int ndim, int64 groups, Scalars scalars) {
   const int64 g = static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x;
@@ -72,7 +80,7 @@ KIT_KERNEL(Operands data, const __grid_constant__ Index index, int ndim, int64 g
   bool repeat[kOperands];
 #pragma unroll
   for (int k = 0; k < kOperands; ++k) repeat[k] = kGroup > 1 && index.strides[k][0] == 0;
-  using Place = typename choose<(kVariant & kWide) != 0, unsigned long long, unsigned>::type;
+  using Place = typename unsigned_index<(kVariant & kWide) != 0>::type;
   Place rest = static_cast<Place>(g);
   for (int d = 0; d < ndim; ++d) {
     const Place size = static_cast<Place>(index.sizes[d]), next = rest / size;

@@ -1,18 +1,12 @@
-// The CPU loop of kit.elementwise, after types.h and what pointwise_source.py writes; see pointwise.cuh.
+// The CPU loop of kit.elementwise, after cpu.h and what source.py writes; see pointwise.cuh.
 enum : int64 { kBlock = 512, kOperands = kOutputs + kInputs };
 
 struct Blocks {
   real in[kInputs][kBlock], out[kOutputs][kBlock];
 };
 
-template <class A, class B>
-struct same {
-  enum { value = false };
-};
-template <class A>
-struct same<A, A> {
-  enum { value = true };
-};
+template <class T>
+constexpr bool is_real = fastops::kit::same<T, real>::value;
 
 // n elements as `real`, and the last one again up to a whole vector. Where they lie so already, no copy is made.
 template <int K>
@@ -20,10 +14,10 @@ static inline const real* fetch(const char* data, int64 stride, int64 at, int64 
   using T = typename type_of<K>::type;
   const T* p = reinterpret_cast<const T*>(data) + at * stride;
   if (stride == 1) {
-    if (same<T, real>::value && n % kVector == 0) return reinterpret_cast<const real*>(p);
-    for (int64 i = 0; i < n; ++i) buffer[i] = static_cast<real>(widen(p[i]));
+    if (is_real<T> && n % kVector == 0) return reinterpret_cast<const real*>(p);
+    for (int64 i = 0; i < n; ++i) buffer[i] = static_cast<real>(p[i]);
   } else {
-    for (int64 i = 0; i < n; ++i) buffer[i] = static_cast<real>(widen(p[i * stride]));
+    for (int64 i = 0; i < n; ++i) buffer[i] = static_cast<real>(p[i * stride]);
   }
   for (int64 i = n; i % kVector; ++i) buffer[i] = buffer[n - 1];
   return buffer;
@@ -32,7 +26,7 @@ static inline const real* fetch(const char* data, int64 stride, int64 at, int64 
 template <int K>
 static inline real* place(char* data, int64 stride, int64 at, int64 n, real* buffer) {
   using T = typename type_of<K>::type;
-  return same<T, real>::value && stride == 1 && n % kVector == 0 ? reinterpret_cast<real*>(data) + at : buffer;
+  return is_real<T> && stride == 1 && n % kVector == 0 ? reinterpret_cast<real*>(data) + at : buffer;
 }
 
 template <int K>
@@ -40,10 +34,10 @@ static inline void put(char* data, int64 stride, int64 at, int64 n, const real* 
   using T = typename type_of<K>::type;
   T* p = reinterpret_cast<T*>(data) + at * stride;
   if (stride == 1) {
-    if (same<T, real>::value && n % kVector == 0) return;
-    for (int64 i = 0; i < n; ++i) p[i] = narrow<T>(buffer[i]);
+    if (is_real<T> && n % kVector == 0) return;
+    for (int64 i = 0; i < n; ++i) p[i] = static_cast<T>(buffer[i]);
   } else {
-    for (int64 i = 0; i < n; ++i) p[i * stride] = narrow<T>(buffer[i]);
+    for (int64 i = 0; i < n; ++i) p[i * stride] = static_cast<T>(buffer[i]);
   }
 }
 

@@ -1,35 +1,18 @@
-// The kernel of kit.reduction, after the device headers and what source.py writes; see cpp/kit/reduction.cpp.
+// The kernel of kit.reduction, after rows.h and what source.py writes; see cpp/kit/reduction.cpp.
 //
 // A block takes a chunk of one row, of 8 short rows (kBrief), or of 32 neighbouring rows where they lie closer than a
 // row's elements do (kByColumns). A row's thread y takes groups y, y + kAlong, ... of its elements, in that order, and
 // the threads' sums are then joined in halves.
-using namespace fastops::device;
-
-enum { kByColumns = 1, kPartial = 2, kCombine = 4, kBrief = 8, kVectors = 16 };  // a variant is the sum of what holds
-constexpr int kThreads = 256, kMaxDims = 16;
+enum { kVariant = KIT_VARIANT };
 constexpr int kAcross = kVariant & kByColumns ? 32 : kVariant & kBrief ? 8 : 1, kAlong = kThreads / kAcross;
 constexpr int kGroup = kVariant & (kByColumns | kCombine) ? 1 : 16 / kWidestInput;
 
 struct Operands {
   void* at[kInputs + 1];
 };
-struct Rows {
-  int64 sizes[kMaxDims], strides[kInputs + 1][kMaxDims];  // of the output, then the inputs
-};
-struct Elements {
-  int64 sizes[kMaxDims], strides[kInputs][kMaxDims];
-};
-struct Extent {
-  int64 rows, n, count, chunk, chunks, row_dims, element_dims;
-};
 struct Scalars {
   double at[kScalars ? kScalars : 1];
 };
-
-__device__ inline void take(real& sum, real value) {
-  const real both[] = {sum, value};
-  compute_reduce(both, nullptr, &sum);
-}
 
 // Where an element lies that several dimensions lead to. Apart, for its divisions are long.
 template <int Input>

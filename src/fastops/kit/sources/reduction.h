@@ -1,24 +1,18 @@
-// The CPU code of kit.reduction, after types.h and what source.py writes; it is called from cpp/kit/reduction.cpp.
+// The CPU code of kit.reduction, after rows.h and what source.py writes; it is called from cpp/kit/reduction.cpp.
 //
 // Element i of a chunk goes to sum i % 32; at the end the 32 are joined in halves. Rows are taken one at a time, or 64
 // neighbours together where they lie closer than a row's elements do: the order, and so the result, is the same.
 // Elements are computed in whole blocks of one length: how many there are changes none of them.
-enum : int64 { kLanes = 32, kBlock = 512, kColumns = 64, kMaxDims = 16 };
-enum : int64 { kByColumns = 1, kPartial = 2, kCombine = 4 };  // a variant is the sum of what holds
+enum : int64 { kLanes = 32, kBlock = 512, kColumns = 64 };
 
-struct Rows {
-  int64 sizes[kMaxDims], strides[kInputs + 1][kMaxDims];  // of the output, then the inputs
-};
-struct Elements {
-  int64 sizes[kMaxDims], strides[kInputs][kMaxDims];
-};
-struct Extent {
-  int64 rows, n, count, chunk, chunks, row_dims, element_dims;
-};
-
-static inline void take(real& sum, real value) {
-  const real both[] = {sum, value};
-  compute_reduce(both, nullptr, &sum);
+// Where element `index` of an operand lies, the first dimension the fastest.
+static inline int64 offset_of(int64 index, int64 dims, const int64* sizes, const int64* strides) {
+  int64 at = 0;
+  for (int64 d = 0; d < dims; ++d) {
+    at += index % sizes[d] * strides[d];
+    index /= sizes[d];
+  }
+  return at;
 }
 
 // The sums of one row, of which the first `filled` hold something.
@@ -37,22 +31,11 @@ struct Pass {
   real scalars[kScalars ? kScalars : 1];
   int64 variant;
 
-  // Where an operand's row begins, in elements.
   int64 row_at(int64 row, int64 operand) const {
-    int64 at = 0;
-    for (int64 d = 0; d < extent->row_dims; ++d) {
-      at += row % rows->sizes[d] * rows->strides[operand][d];
-      row /= rows->sizes[d];
-    }
-    return at;
+    return offset_of(row, extent->row_dims, rows->sizes, rows->strides[operand]);
   }
   int64 element_at(int64 element, int64 input) const {
-    int64 at = 0;
-    for (int64 d = 0; d < extent->element_dims; ++d) {
-      at += element % elements->sizes[d] * elements->strides[input][d];
-      element /= elements->sizes[d];
-    }
-    return at;
+    return offset_of(element, extent->element_dims, elements->sizes, elements->strides[input]);
   }
 
   void put(int64 row, int64 chunk, real sum) const {
@@ -64,7 +47,7 @@ struct Pass {
     const real in[] = {sum, static_cast<real>(extent->n)};
     real out;
     compute_post(in, scalars, &out);
-    static_cast<T*>(data[0])[row_at(row, 0)] = narrow<T>(out);
+    static_cast<T*>(data[0])[row_at(row, 0)] = static_cast<T>(out);
   }
 };
 
@@ -78,9 +61,9 @@ static void fetch(const Pass& pass, int64 input, int64 base, int64 first, int64 
     const int64 within = (first + i) % size, run = size - within < m - i ? size - within : m - i;
     const T* p = data + pass.element_at(first + i, input);
     if (stride == 1)
-      for (int64 j = 0; j < run; ++j) to[i + j] = static_cast<real>(widen(p[j]));
+      for (int64 j = 0; j < run; ++j) to[i + j] = static_cast<real>(p[j]);
     else
-      for (int64 j = 0; j < run; ++j) to[i + j] = static_cast<real>(widen(p[j * stride]));
+      for (int64 j = 0; j < run; ++j) to[i + j] = static_cast<real>(p[j * stride]);
     i += run;
   }
 }
@@ -89,9 +72,9 @@ template <class T>
 static void fetch_columns(const Pass& pass, int64 input, const int64* at, int64 element, real* to) {
   const T* data = static_cast<const T*>(pass.data[input + 1]) + pass.element_at(element, input);
   if (at[kColumns - 1] - at[0] == kColumns - 1)
-    for (int64 j = 0; j < kColumns; ++j) to[j] = static_cast<real>(widen(data[at[0] + j]));
+    for (int64 j = 0; j < kColumns; ++j) to[j] = static_cast<real>(data[at[0] + j]);
   else
-    for (int64 j = 0; j < kColumns; ++j) to[j] = static_cast<real>(widen(data[at[j]]));
+    for (int64 j = 0; j < kColumns; ++j) to[j] = static_cast<real>(data[at[j]]);
 }
 
 template <int... In>

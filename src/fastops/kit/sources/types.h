@@ -1,59 +1,87 @@
-// What the CPU code of the kit is written with; no header is included. The half types are widened, and rounded to
-// nearest even, without branches, so that loops over them vectorise.
-typedef long long int64;
+// The half types of all that the kit compiles, on the CPU and by NVRTC; no header is included. They convert from and to
+// float by themselves and have no arithmetic of their own: x * y is a float. On the CPU the conversions, which round to
+// nearest even, have no branches, so that loops over them vectorise.
+namespace fastops {
+namespace kit {
 
-// What is computed at once, in elements: the widest vector, of floats. A loop over a multiple of it has no remainder,
-// in which the compiler would call other functions, of other last bits, than for whole vectors.
-enum : int64 { kVector = 16 };
+template <class A, class B>
+struct same {
+  static constexpr bool value = false;
+};
+template <class A>
+struct same<A, A> {
+  static constexpr bool value = true;
+};
 
-template <class To, class From>
-static inline To bits_of(From from) {
-  To to;
-  __builtin_memcpy(&to, &from, sizeof to);
-  return to;
+#ifdef __CUDACC__
+#define FASTOPS_KIT __device__ inline
+FASTOPS_KIT unsigned bits_of(float value) { return __float_as_uint(value); }
+FASTOPS_KIT float float_of(unsigned bits) { return __uint_as_float(bits); }
+
+FASTOPS_KIT float widen_half(unsigned short bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
 }
 
-struct f16 {
+FASTOPS_KIT unsigned short narrow_half(float value) {
   unsigned short bits;
-};
-struct bf16 {
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+#else
+#define FASTOPS_KIT inline
+FASTOPS_KIT unsigned bits_of(float value) {
+  unsigned bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+FASTOPS_KIT float float_of(unsigned bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+FASTOPS_KIT float widen_half(unsigned short bits) {
+  const unsigned magnitude = (bits & 0x7fffu) << 13, sign = (bits & 0x8000u) << 16;
+  // The exponents' biases differ by 112; a multiplication makes denormal halves right too.
+  const unsigned finite = bits_of(float_of(magnitude) * 0x1p112f);
+  return float_of((magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : finite) | sign);
+}
+
+FASTOPS_KIT unsigned short narrow_half(float value) {
+  const unsigned all = bits_of(value), magnitude = all & 0x7fffffffu;
+  const unsigned normal = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+  // Below 2^-14 the half is denormal: adding 0.5 lets the FPU round at its last bit.
+  const unsigned denormal = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u;
+  const unsigned finite = magnitude < 0x38800000u ? denormal : normal;
+  const unsigned any = magnitude > 0x7f800000u ? 0x7e00u : magnitude >= 0x477ff000u ? 0x7c00u : finite;
+  return static_cast<unsigned short>(any | (all >> 16 & 0x8000u));
+}
+#endif
+
+FASTOPS_KIT float widen_bfloat16(unsigned short bits) { return float_of(static_cast<unsigned>(bits) << 16); }
+
+FASTOPS_KIT unsigned short narrow_bfloat16(float value) {
+  const unsigned all = bits_of(value);
+  return value != value ? 0x7fc0 : static_cast<unsigned short>((all + 0x7fffu + (all >> 16 & 1u)) >> 16);
+}
+
+}  // namespace kit
+
+struct float16 {
   unsigned short bits;
+  float16() = default;
+  FASTOPS_KIT float16(float value) : bits(kit::narrow_half(value)) {}
+  FASTOPS_KIT operator float() const { return kit::widen_half(bits); }
 };
 
-template <class T>
-struct accumulate {
-  using type = float;
-};
-template <>
-struct accumulate<double> {
-  using type = double;
+struct bfloat16 {
+  unsigned short bits;
+  bfloat16() = default;
+  FASTOPS_KIT bfloat16(float value) : bits(kit::narrow_bfloat16(value)) {}
+  FASTOPS_KIT operator float() const { return kit::widen_bfloat16(bits); }
 };
 
-static inline float widen(float x) { return x; }
-static inline double widen(double x) { return x; }
-static inline float widen(bf16 x) { return bits_of<float>(static_cast<unsigned>(x.bits) << 16); }
-static inline float widen(f16 x) {
-  const unsigned magnitude = (x.bits & 0x7fffu) << 13, sign = (x.bits & 0x8000u) << 16;
-  const unsigned finite = bits_of<unsigned>(bits_of<float>(magnitude) * 0x1p112f);  // the exponents' biases differ
-  return bits_of<float>((magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : finite) | sign);
-}
-
-template <class T>
-static inline T narrow(typename accumulate<T>::type x) {
-  return x;
-}
-template <>
-inline bf16 narrow<bf16>(float x) {
-  const unsigned u = bits_of<unsigned>(x);
-  return {static_cast<unsigned short>(x != x ? 0x7fffu : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
-}
-template <>
-inline f16 narrow<f16>(float x) {
-  const unsigned u = bits_of<unsigned>(x), magnitude = u & 0x7fffffffu;
-  const unsigned normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  // The numbers above 0.5 are as far apart as the subnormals.
-  const unsigned subnormal = bits_of<unsigned>(bits_of<float>(magnitude) + 0.5f) - 0x3f000000u;
-  const unsigned finite = magnitude < 0x38800000u ? subnormal : normal;
-  const unsigned all = magnitude > 0x7f800000u ? 0x7e00u : magnitude >= 0x477ff000u ? 0x7c00u : finite;
-  return {static_cast<unsigned short>(all | (u >> 16 & 0x8000u))};
-}
+}  // namespace fastops
+#undef FASTOPS_KIT

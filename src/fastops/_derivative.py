@@ -1,0 +1,83 @@
+"""Derivatives that are nowhere declared: a backward from the plain composition, forward mode from a backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
+    """What :func:`backward_of` a reference reads."""
+    ctx.tensors_at = [k for k, x in enumerate(inputs) if isinstance(x, Tensor)]
+    ctx.inputs = [None if isinstance(x, Tensor) else x for x in inputs]
+    ctx.save_for_backward(*(inputs[k] for k in ctx.tensors_at))
+
+
+def backward_of(reference: Callable[..., Any]) -> Callable[..., Any]:
+    """The backward of a function that is known only by its plain composition."""
+
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        inputs = list(ctx.inputs)
+        for k, tensor in zip(ctx.tensors_at, ctx.saved_tensors, strict=True):
+            inputs[k] = tensor
+        wanted = [k for k in ctx.tensors_at if ctx.needs_input_grad[k]]
+
+        def of_wanted(*values: Any) -> Any:
+            for k, value in zip(wanted, values, strict=True):
+                inputs[k] = value
+            return reference(*inputs)
+
+        outputs, vjp = torch.func.vjp(of_wanted, *(inputs[k] for k in wanted))  # type: ignore[misc]
+        found = vjp(tuple(grads) if isinstance(outputs, tuple) else grads[0])
+        result: list[Any] = [None] * len(inputs)
+        for k, gradient in zip(wanted, found, strict=True):
+            result[k] = gradient
+        return tuple(result)
+
+    return backward
+
+
+class _Kept:
+    """The ``ctx`` that ``save`` gets for forward mode, in which no input of autograd's needs a gradient."""
+
+    def __init__(self, inputs: tuple[Any, ...], output: Any) -> None:
+        self.needs_input_grad = tuple(
+            isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()) for x in inputs
+        )
+        outputs = output if isinstance(output, tuple) else (output,)
+        self.outputs = [(y.shape, {"dtype": y.dtype, "device": y.device}) for y in outputs]
+        self.saved_tensors: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+
+def keep_for_forward(save: Callable[..., None], ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """What :func:`transposed` reads."""
+    ctx.kept = _Kept(inputs, output)
+    save(ctx.kept, inputs, output)
+    ctx.save_for_forward(*ctx.kept.saved_tensors)
+    ctx.kept.saved_tensors = ()
+
+
+def transposed(backward: Callable[..., Any], ctx: Any, *tangents: Any) -> Any:
+    """``jvp`` from ``backward``, which is linear in the gradients: its own gradient by them."""
+    kept = ctx.kept
+    kept.saved_tensors = ctx.saved_tensors
+    moved: list[Any] = []
+
+    def pullback(*grads: Any) -> tuple[Any, ...]:
+        found = zip(backward(kept, *grads), tangents, strict=True)
+        pairs = [(gradient, t) for gradient, t in found if gradient is not None and t is not None]
+        moved[:] = [t for _, t in pairs]
+        return tuple(gradient for gradient, _ in pairs)
+
+    zeros = [torch.zeros(shape, **like) for shape, like in kept.outputs]
+    _, vjp = torch.func.vjp(pullback, *zeros)  # type: ignore[misc]
+    found = vjp(tuple(moved))
+    return found if len(found) > 1 else found[0]

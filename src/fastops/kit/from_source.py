@@ -1,0 +1,40 @@
+"""What functions that are compiled from a user's source have in common, on the CPU and on GPUs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .content import content_hash
+from .errors import KitError
+from .signature import Signature
+
+
+class FromSource:
+    """A function ``function`` of ``source``, called ``name`` in messages, with a typed signature."""
+
+    def __init__(
+        self, source: str, function: str, signature: str, options: Sequence[str], contiguous: bool, *more: Any
+    ) -> None:
+        for what, given in (("name", function), ("source", source)):
+            if not isinstance(given, str):
+                raise KitError(f"[{function}] {what} must be text, got {type(given).__name__}")
+        self.source = source
+        self.function = function
+        self.name = function.partition("<")[0].rpartition("::")[2].strip()  # "shift" of my::shift<T>
+        self.signature = Signature(signature, self.name)
+        self.options = tuple(options)
+        self.contiguous = contiguous
+        self._described = (source, function, signature, self.options, contiguous, *more)
+
+    @functools.cached_property
+    def content_hash(self) -> str:
+        """Of all that decides what a call does."""
+        return content_hash(*self._described)
+
+    def _text(self, types: Mapping[str, torch.dtype]) -> str:
+        """The source for one dtype a type variable, between what it may use and what it is held against."""
+        return self.signature.prelude(types) + self.source + self.signature.checks(self.function)

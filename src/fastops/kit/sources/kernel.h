@@ -1,0 +1,58 @@
+// What a kernel's source may use without including anything, on the CPU and under NVRTC: the element types as torch has
+// them. Of the half types `c ? x : 0` is ambiguous, and an error: write c ? x : T(0), or compute in opmath_t<T>.
+#ifdef __CUDACC__
+using int8_t = signed char;
+using int16_t = short;
+using int32_t = int;
+using int64_t = long long;
+using uint8_t = unsigned char;
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+using uint64_t = unsigned long long;
+#else
+#include <stdint.h>
+#include <string.h>  // memcpy, which NVRTC has built in
+#endif
+
+namespace fastops {
+namespace kit {
+
+template <class T>
+struct opmath {
+  using type = T;
+};
+template <>
+struct opmath<float16> {
+  using type = float;
+};
+template <>
+struct opmath<bfloat16> {
+  using type = float;
+};
+
+// For the checks that follow the source: is the type of a kernel's K-th parameter one of these?
+template <int K, class Function>
+struct parameter {
+  using type = void;
+};
+template <int K, class Result, class First, class... Rest>
+struct parameter<K, Result (*)(First, Rest...)> : parameter<K - 1, Result (*)(Rest...)> {};
+template <class Result, class First, class... Rest>
+struct parameter<0, Result (*)(First, Rest...)> {
+  using type = First;
+};
+template <class Function>
+struct parameters;
+template <class Result, class... All>
+struct parameters<Result (*)(All...)> {
+  static constexpr int count = sizeof...(All);
+};
+template <class Parameter, class... Allowed>
+constexpr bool one_of = (same<typename Parameter::type, Allowed>::value || ...);
+
+}  // namespace kit
+}  // namespace fastops
+
+// What to compute in: float for the half types.
+template <class T>
+using opmath_t = typename fastops::kit::opmath<T>::type;
