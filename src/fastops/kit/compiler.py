@@ -99,9 +99,7 @@ def _native() -> str:
 
 @functools.cache
 def _identity(compiler: str) -> str:
-    path = os.path.realpath(compiler)
-    status = os.stat(path)
-    return f"{path} {status.st_size} {status.st_mtime_ns}"
+    return cache.file_identity(compiler)
 
 
 @functools.cache

@@ -211,7 +211,4 @@ def _open(path: str) -> _Nvrtc:
 
 def _identity(path: str) -> str:
     """What tells one NVRTC from another; of a file without opening it, which takes longer than the cache does."""
-    if not os.path.isabs(path):
-        return _open(path).version
-    status = os.stat(path)
-    return f"{os.path.realpath(path)} {status.st_size} {status.st_mtime_ns}"
+    return cache.file_identity(path) if os.path.isabs(path) else _open(path).version
