@@ -11,6 +11,8 @@ import torch
 
 from . import compiler
 from .content import content_hash
+from .diagnostics import with_name_hint
+from .errors import CompileError
 from .signature import Packing, Signature, check_text, plain_name
 
 _ENTRY = "fastops_kit_entry"
@@ -44,7 +46,8 @@ class CppOp:
 
     def prepare(self, *dtypes: torch.dtype) -> None:
         """Compiles ahead of the first call, for one dtype a type variable."""
-        self._prepare(dtypes)
+        if dtypes not in self._ready:
+            self._prepare(dtypes)
 
     def explain(self, *arguments: Any) -> str:
         """Which code a call with these arguments runs; it is compiled, not called."""
@@ -66,7 +69,10 @@ class CppOp:
             f'extern "C" void {_ENTRY}(const fastops_kit_arguments* arguments) {{ {self.function}({passed}); }}\n'
         )
         source = self.signature.prelude(types) + self.source + self.signature.checks(self.function) + entry
-        function = compiler.shared_library(source, name=self.name, options=self.options)[_ENTRY]
+        try:
+            function = compiler.shared_library(source, name=self.name, options=self.options)[_ENTRY]
+        except CompileError as error:
+            raise with_name_hint(error, self.name, self.function, self.source) from None
         function.argtypes, function.restype = [ctypes.c_char_p], None
         ready = self._ready[dtypes] = function, self.signature.packing(types)
         return ready

@@ -11,7 +11,8 @@ import torch
 from .. import _C
 from . import extent, nvrtc
 from .content import content_hash
-from .errors import KitError
+from .diagnostics import with_name_hint
+from .errors import CompileError, KitError
 from .extent import Size
 from .signature import Packing, Signature, check_text, plain_name
 
@@ -83,7 +84,8 @@ class CudaKernel:
         chosen = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
         if chosen.index is None:
             chosen = torch.device("cuda", torch.cuda.current_device())
-        self._prepare(dtypes, chosen)
+        if (dtypes, chosen) not in self._ready:
+            self._prepare(dtypes, chosen)
 
     def explain(self, *arguments: Any) -> str:
         """Which code a call with these arguments runs; it is compiled, not launched."""
@@ -96,7 +98,10 @@ class CudaKernel:
         """The machine code for an architecture (``"sm_90"``) and one dtype a type variable. Needs no GPU."""
         types = self.signature.types(dtypes)
         source = self.signature.prelude(types) + self.source + self.signature.checks(self.function)
-        return nvrtc.compile(source, name=self.name, arch=arch, options=self.options, kernels=[self.function])
+        try:
+            return nvrtc.compile(source, name=self.name, arch=arch, options=self.options, kernels=[self.function])
+        except CompileError as error:
+            raise with_name_hint(error, self.name, self.function, self.source) from None
 
     @functools.cached_property
     def content_hash(self) -> str:
