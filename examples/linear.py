@@ -37,13 +37,12 @@ on_cuda = kit.cuda_kernel(DOT + CUDA, "linear<T>", SIGNATURE, grid="ceil(rows * 
 
 def forward(kernel):
     def run(x, w, b):
-        y = x.new_empty(*x.shape[:-1], w.shape[0])
-        ins = w.shape[1]
-        if x.shape[-1] != ins or b.shape != w.shape[:1]:
-            raise kit.KitError(
-                f"[linear] expected x [*, {ins}] and b [{w.shape[0]}], got {[*x.shape]} and {[*b.shape]}"
-            )
-        kernel(x.contiguous(), w.contiguous(), b.contiguous(), y, x.shape[:-1].numel(), w.shape[0], ins)
+        if w.dim() != 2 or x.shape[-1:] != w.shape[1:] or b.shape != w.shape[:1]:
+            shapes = ", ".join(str([*t.shape]) for t in (x, w, b))
+            raise kit.KitError(f"[linear] expected x [*, ins], w [outs, ins] and b [outs], got {shapes}")
+        outs, ins = w.shape
+        y = x.new_empty(*x.shape[:-1], outs)
+        kernel(x.contiguous(), w.contiguous(), b.contiguous(), y, x.shape[:-1].numel(), outs, ins)
         return y
 
     return run
@@ -71,4 +70,4 @@ linear = kit.op(
 if __name__ == "__main__":
     generator = torch.Generator().manual_seed(0)
     x, w, b = (torch.randn(shape, generator=generator) for shape in ((5, 3), (4, 3), (4,)))
-    kit.check(linear, (x, w, b))
+    kit.check(linear, (x, w, b), unsupported={"0-d": "w is a matrix"})

@@ -44,6 +44,8 @@ void launch(uintptr_t handle, Extent grid, Extent block, unsigned shared_bytes, 
 }  // namespace
 
 void bind(nb::module_& m) {
+  m.attr("kit_max_operands") = kMaxOperands;
+  m.attr("kit_max_scalars") = kMaxScalars;
   m.def("kit_load", &load, nb::arg("cubin"), "Loads an image for every device of its architecture.");
   m.def("kit_kernel", &kernel, nb::arg("image"), nb::arg("symbol"), nb::arg("device"), nb::arg("op"),
         nb::arg("offsets"), "A kernel of an image, ready on this device; `offsets` of its arguments in their bytes.");

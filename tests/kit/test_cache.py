@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fastops.kit import cache
+from fastops.kit import __main__, cache, compiler, linker, nvrtc
 
 PARTS = ["c++", b"\x00source"]
 
@@ -53,10 +54,113 @@ def test_other_parts_are_another_entry(empty_cache: Path, other: list[str | byte
     assert cache.lookup(PARTS, lambda: b"none") == b"one"
 
 
-def test_the_version_is_part_of_the_name(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = cache.key(PARTS)
-    monkeypatch.setattr(cache._C, "build_info", lambda: {"version": "99.0"})
-    assert cache.key(PARTS) != before
+class Changes:
+    """All that an entry depends on. Each may change alone."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tool, self.monkeypatch = folder / "tool", monkeypatch
+        self.tool.write_text("a compiler\n")
+        self.tool.chmod(0o755)
+        os.utime(self.tool, (1, 1))
+        self.source, self.arch, self.options, self.kernels = "source", "sm_90", ["-DA"], ["f<int>"]
+
+    def fastops(self) -> None:
+        self.monkeypatch.setattr(cache._C, "build_info", lambda: {"version": "99.0"})
+
+    def tools_size(self) -> None:
+        self.tool.write_text("another compiler\n")
+        os.utime(self.tool, (1, 1))
+
+    def tools_time(self) -> None:
+        os.utime(self.tool, (2, 2))
+
+    def tools_place(self) -> None:
+        other = self.tool.with_name("other")
+        shutil.copy2(self.tool, other)
+        self.tool = other
+
+    def text(self) -> None:
+        self.source = "source "
+
+    def option(self) -> None:
+        self.options = ["-DB"]
+
+    def one_option_more(self) -> None:
+        self.options = ["-DA", "-DB"]
+
+    def architecture(self) -> None:
+        self.arch = "sm_80"
+
+    def kernel(self) -> None:
+        self.kernels = ["f<long>"]
+
+    def processor(self) -> None:
+        self.monkeypatch.setattr(compiler, "_cpu", lambda: "another")
+
+
+ANY = [Changes.fastops, Changes.tools_size, Changes.tools_time, Changes.tools_place, Changes.text]
+OPTIONS = [Changes.option, Changes.one_option_more]
+
+
+def assert_made_anew(made: list[int], run: Callable[[], None], change: Callable[[], None]) -> None:
+    run()
+    run()
+    assert len(made) == 1
+    change()
+    run()
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("change", [*ANY, *OPTIONS, Changes.architecture, Changes.kernel])
+def test_nothing_stale_of_nvrtc(
+    change: Callable[[Changes], None], empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    class Nvrtc:
+        def compile(self, *given: object) -> tuple[bytes, dict[str, str]]:
+            made.append(1)
+            return b"cubin", {}
+
+    of = Changes(tmp_path, monkeypatch)
+    monkeypatch.setattr(nvrtc, "_path", lambda name: str(of.tool))
+    monkeypatch.setattr(nvrtc, "_open", lambda path: Nvrtc())
+
+    def run() -> None:
+        nvrtc.compile(of.source, name="op", arch=of.arch, options=of.options, kernels=of.kernels)
+
+    assert_made_anew(made, run, lambda: change(of))
+
+
+@pytest.mark.parametrize("change", [*ANY, *OPTIONS, Changes.processor])
+def test_nothing_stale_of_the_c_compiler(
+    change: Callable[[Changes], None], empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    of = Changes(tmp_path, monkeypatch)
+    monkeypatch.setattr(compiler, "_compile", lambda *given: made.append(1) or b"library")
+    monkeypatch.setattr(compiler, "_open", lambda library, name: library)
+
+    def run() -> None:  # as a process that begins
+        compiler._opened.cache_clear()
+        monkeypatch.setenv("CXX", str(of.tool))
+        compiler.shared_library(of.source, name="op", options=of.options)
+
+    assert_made_anew(made, run, lambda: change(of))
+    compiler._opened.cache_clear()
+
+
+@pytest.mark.parametrize("change", [*ANY, Changes.architecture])
+def test_nothing_stale_of_the_linker(
+    change: Callable[[Changes], None], empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    of = Changes(tmp_path, monkeypatch)
+    monkeypatch.setattr(linker, "_found", lambda: str(of.tool))
+    monkeypatch.setattr(linker, "_link", lambda *given: made.append(1) or b"cubin")
+    assert_made_anew(
+        made, lambda: linker.link([of.source.encode()], name="op", arch=of.arch) and None, lambda: change(of)
+    )
 
 
 def cut(path: Path) -> None:
@@ -160,7 +264,7 @@ def test_an_error_of_the_maker_leaves_nothing(empty_cache: Path) -> None:
 
 PROCESS = """
 import random, sys
-from fastops.kit import cache
+from fastops.kit import __main__, cache, compiler, linker, nvrtc
 damage = random.Random(int(sys.argv[1]))
 for step in range(300):
     name = step % 5
@@ -195,6 +299,25 @@ def test_the_command(empty_cache: Path) -> None:
 
     assert run() == f"{empty_cache}: 0 files, 0 bytes\n"
     cache.lookup(PARTS, lambda: b"the content")
-    assert run() == f"{empty_cache}: 1 files, {11 + 32} bytes\n"
-    assert run("--clear") == f"{empty_cache}: removed 1 files\n"
+    assert run() == f"{empty_cache}: 1 file, {11 + 32} bytes\n"
+    assert run("--clear") == f"{empty_cache}: removed 1 file\n"
     assert cache.entries() == []
+
+
+def test_the_command_tells_of_a_folder_that_is_no_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FASTOPS_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    assert __main__.main(["cache"]) == 0
+    assert "0 files, 0 bytes; it cannot be written, so that every process compiles anew" in capsys.readouterr().out
+    assert __main__.main(["cache", "--clear"]) == 0
+
+
+def test_the_command_tells_what_it_could_not_remove(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache.lookup(PARTS, lambda: b"the content")
+    monkeypatch.setattr(cache, "_removed", lambda path: False)
+    assert __main__.main(["cache", "--clear"]) == 1
+    assert capsys.readouterr().err == "1 file could not be removed\n"

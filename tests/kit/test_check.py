@@ -47,29 +47,62 @@ def restless(x: Tensor) -> Tensor:
     return x * x * (1 + 1e-7 * next(calls))
 
 
+def refuse(*inputs: Any) -> Any:
+    raise kit.KitError("[square] cannot do this")
+
+
+def batches_mixed(info: Any, dims: Any, x: Tensor) -> tuple[Tensor, int]:
+    return x.sum(dims[0]) * x.movedim(dims[0], 0), 0
+
+
+double = kit.op(
+    "kit_test::double(Tensor x) -> Tensor", cpu=lambda x: 2 * x, reference=lambda x: 2 * x, vmap=batches_mixed
+)
+
+# What is wrong, and the property that tells.
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "no result": (lambda: square(cpu=lambda x: None), "call"),
+    "input returned": (lambda: square(cpu=lambda x: x), "call"),
+    "error in the call": (lambda: square(cpu=refuse), "call"),
+    "input overwritten": (lambda: square(cpu=overwrite), "inputs stay as they are"),
+    "view of the input": (lambda: lambda x: x.view(-1), "inputs stay as they are"),
+    "no two results alike": (lambda: square(cpu=restless), "equal inputs, equal bits"),
+    "half sums": (lambda: square(cpu=lambda x: (x * 1000 + x * x) - x * 1000), "dtypes"),
+    "a dtype refused": (lambda: square(cpu=lambda x: refuse() if x.dtype == torch.float16 else x * x), "dtypes"),
     "gradient": (lambda: square(backward=lambda grad, x: x * grad), "gradient"),
+    "error in the gradient": (lambda: square(backward=lambda grad, x: refuse()), "gradient"),
+    "no gradient": (lambda: lambda x: (x * x).detach(), "gradient"),
     "second gradient": (
         lambda: square(backward=lambda grad, x: 2 * x.detach() * grad, reference=None),
         "second gradient",
     ),
-    "shape of the fake": (lambda: square(fake=lambda x: x.new_empty(7)), "fake"),
-    "dtype of the fake": (lambda: square(fake=lambda x: torch.empty_like(x, dtype=torch.int64)), "fake"),
-    "strides of the fake": (lambda: square(fake=lambda x: x.new_empty(x.shape[::-1]).t()), "fake"),
-    "input overwritten": (lambda: square(cpu=overwrite), "inputs stay as they are"),
-    "input returned": (lambda: square(cpu=lambda x: x), "inputs stay as they are"),
-    "no two results alike": (lambda: square(cpu=restless), "equal inputs, equal bits"),
+    "forward mode": (lambda: wrong_forward_mode, "forward mode"),
+    "error in forward mode": (lambda: no_forward_mode, "forward mode"),
     "strided input misread": (lambda: square(cpu=memory_order), "strided inputs"),
     "strided gradient misread": (
         lambda: square(backward=lambda grad, x: 2 * x * memory_order(grad).sqrt() * grad.sign()),
         "strided gradients",
     ),
-    "half sums": (lambda: square(cpu=lambda x: (x * 1000 + x * x) - x * 1000), "dtypes"),
-    "batches mixed": (lambda: square(vmap=lambda info, dims, x: (x.sum(0) * x, 0)), "vmap"),
-    "forward mode": (lambda: wrong_forward_mode, "forward mode"),
-    "0-d": (lambda: square(cpu=lambda x: x * x if x.dim() else x + 1), "0-d"),
+    "expanded gradient misread": (
+        lambda: square(backward=lambda grad, x: 2 * x * (grad if any(grad.stride()) else 0 * grad)),
+        "expanded gradients",
+    ),
     "empty": (lambda: square(cpu=lambda x: x * x if x.numel() else x.new_empty(1)), "empty"),
+    "error of empty": (lambda: square(cpu=lambda x: x * x if x.numel() else refuse()), "empty"),
+    "0-d": (lambda: square(cpu=lambda x: x * x if x.dim() else x + 1), "0-d"),
+    "error of 0-d": (lambda: square(cpu=lambda x: x * x if x.dim() else refuse()), "0-d"),
+    "batches mixed": (lambda: square(vmap=batches_mixed), "vmap"),
+    "error in vmap": (lambda: square(vmap=refuse), "vmap"),
+    "batches of gradients mixed": (
+        lambda: square(backward=lambda grad, x: double(x) * grad),
+        "vmap of the gradient",
+    ),
+    "shape of the fake": (lambda: square(fake=lambda x: x.new_empty(7)), "fake"),
+    "dtype of the fake": (lambda: square(fake=lambda x: torch.empty_like(x, dtype=torch.int64)), "fake"),
+    "strides of the fake": (lambda: square(fake=lambda x: x.new_empty(x.shape[::-1]).t()), "fake"),
+    "schema": (lambda: square(cpu=overwrite), "opcheck"),
     "graph break": (lambda: graph_break, "torch.compile"),
+    "another result compiled": (lambda: other_when_compiled, "torch.compile"),
 }
 
 
@@ -98,6 +131,20 @@ def wrong_forward_mode(x: Tensor) -> Tensor:
     return WrongForwardMode.apply(x)
 
 
+class NoForwardMode(WrongForwardMode):
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        raise kit.KitError("[no_forward_mode] forward mode is not written")
+
+
+def no_forward_mode(x: Tensor) -> Tensor:
+    return NoForwardMode.apply(x)
+
+
+def other_when_compiled(x: Tensor) -> Tensor:
+    return x * x + 1 if torch.compiler.is_compiling() else x * x
+
+
 def graph_break(x: Tensor) -> Tensor:
     torch._dynamo.graph_break()
     return x * x
@@ -106,36 +153,111 @@ def graph_break(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("fault", WRONG)
 def test_every_fault_is_found(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
     make, title = WRONG[fault]
-    with pytest.raises(kit.KitError, match=rf"\d+ of \d+ checks failed\n(.*\n)*{re.escape(title)}, on cpu"):
+    with pytest.raises(kit.CheckFailed) as raised:
         kit.check(make(), sample)
-    assert f"  FAIL  {title}: " in capsys.readouterr().out
+    assert title in raised.value.report.titles("FAIL")
+    assert f"  FAIL     {title}  " in capsys.readouterr().out
 
 
-def test_another_stream_is_found(cuda: torch.device) -> None:
-    def elsewhere(x: Tensor) -> Tensor:
-        with torch.cuda.stream(torch.cuda.default_stream()):
-            return x * x
-
-    with pytest.raises(kit.KitError, match="side stream"):
-        kit.check(square(cuda=elsewhere), sample.to(cuda))
+def test_every_property_can_fail() -> None:
+    right = kit.check(square(), sample).outcomes
+    assert {title for _, title in WRONG.values()} == {o.title for o in right if "cpu" in o.call}
 
 
-def test_a_right_op_passes_and_the_report_says_what_was_skipped(capsys: pytest.CaptureFixture[str]) -> None:
-    kit.check(square(), sample, (torch.tensor(0.5),))
+WRONG_ON_CUDA: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "another result than on the CPU": (lambda x: x * x + 1e-3, "CPU against CUDA"),
+    "another stream": (lambda x: on_the_default_stream(x), "side stream"),
+    "waits for the device": (lambda x: x * x if x.sum().item() < 1e9 else x, "CUDA graph"),
+    "another result under capture": (
+        lambda x: x * x + torch.cuda.is_current_stream_capturing(),
+        "CUDA graph",
+    ),
+    "always the first GPU": (lambda x: x.to("cuda:0") ** 2, "second GPU"),
+}
+
+
+def on_the_default_stream(x: Tensor) -> Tensor:
+    with torch.cuda.stream(torch.cuda.default_stream()):
+        return x * x
+
+
+@pytest.mark.parametrize("fault", WRONG_ON_CUDA)
+def test_every_fault_on_a_gpu_is_found(fault: str, cuda: torch.device) -> None:
+    kernel, title = WRONG_ON_CUDA[fault]
+    if title == "second GPU" and torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    with pytest.raises(kit.CheckFailed) as raised:
+        kit.check(square(cuda=kernel), sample.to(cuda))
+    assert title in raised.value.report.titles("FAIL")
+
+
+def test_a_right_op_passes_and_the_report_is_what_was_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    report = kit.check(square(), sample, (torch.tensor(0.5),))
     out = capsys.readouterr().out
-    assert out.startswith("square(float32[2, 3] cpu)\n")
-    assert "FAIL" not in out
-    skipped = [line for line in out.splitlines() if line.startswith("  skip")]
-    gpu = [] if torch.cuda.is_available() else ["  skip  CPU against CUDA, side stream, CUDA graph, second GPU: no GPU"]
-    assert skipped == ["  skip  empty: a 0-d argument", *gpu]
+    assert out.startswith("square(float32[2, 3] cpu)\n  ok       call                      gives float32[2, 3] cpu\n")
+    assert str(report) in out
+    assert not report.failed
+    assert not report.of("refused")
+    assert "empty" in report.titles("skip")
+    gradient = next(outcome for outcome in report.outcomes if outcome.title == "gradient")
+    assert gradient.status == "ok"
+    assert "finite differences" in gradient.text
+    if not torch.cuda.is_available():
+        assert out.endswith("no GPU here: CPU against CUDA, side stream, CUDA graph, second GPU were not tried\n")
+        assert len(report.outcomes) == 2 * 17
 
 
-def test_refusals_are_told_and_are_no_failures(capsys: pytest.CaptureFixture[str]) -> None:
-    kit.check(kit.op("kit_test::ceil(Tensor x) -> Tensor", cpu=torch.ceil, cuda=torch.ceil), sample)
-    out = capsys.readouterr().out
-    assert "  skip  gradient: refused: [ceil] has no derivative" in out
-    assert "  skip  forward mode: refused: " in out
-    assert "  ok    vmap\n" in out
+def test_the_worst_error_is_told() -> None:
+    nearly = square(vmap=lambda info, dims, x: ((x * x * (1 + 1e-6)).movedim(dims[0], 0), 0))
+    (line,) = [o.text for o in kit.check(nearly, sample).outcomes if o.title == "vmap"][:1]
+    (worst,) = re.findall(r"worst error (\S+)", line)
+    assert 3e-6 < float(worst) < 6e-6
+
+
+def test_what_an_op_was_given_no_function_for_is_refused() -> None:
+    report = kit.check(kit.op("kit_test::ceil(Tensor x) -> Tensor", cpu=torch.ceil, cuda=torch.ceil), sample)
+    refused = {outcome.title: outcome.text for outcome in report.of("refused")}
+    assert set(refused) == {"gradient", "forward mode"}
+    assert refused["gradient"].startswith("needs backward= or reference= ([ceil] has no derivative")
+    assert not report.failed
+
+
+def test_a_refusal_must_be_documented_and_name_the_op() -> None:
+    def flat(x: Tensor) -> Tensor:
+        if not x.dim():
+            raise ValueError("[flat] x must have dimensions, got none")
+        return x * x
+
+    def silent(x: Tensor) -> Tensor:
+        if not x.dim():
+            raise ValueError("no")
+        return x * x
+
+    reason = {"0-d": "rows have a length"}
+    with pytest.raises(kit.CheckFailed, match=r"0-d, flat\(.*x must have dimensions"):
+        kit.check(flat, sample)
+    assert kit.check(flat, sample, unsupported=reason).titles("refused") == {"0-d"}
+    with pytest.raises(kit.CheckFailed, match=r"must be refused by an error that begins with \[silent\]"):
+        kit.check(silent, sample, unsupported=reason)
+    with pytest.raises(kit.KitError, match=r"unsupported= expected titles of call, .*, got 'scalars'"):
+        kit.check(square(), sample, unsupported={"scalars": ""})
+
+
+def test_dtypes_are_those_that_were_named() -> None:
+    def single(x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            raise kit.KitError(f"[square] x must be float32, got {x.dtype}")
+        return x * x
+
+    only = square(cpu=single, cuda=single, reference=None)
+    with pytest.raises(kit.CheckFailed, match=r"x must be float32, got torch\.float64"):
+        kit.check(only, sample)
+    report = kit.check(only, sample, dtypes=[torch.float32])
+    lines = {outcome.title: outcome for outcome in report.outcomes}
+    assert lines["dtypes"].text == "float64 refused, float32 runs, bfloat16 refused, float16 refused"
+    assert lines["gradient"].status == "skip"
+    with pytest.raises(kit.CheckFailed, match="the op takes float64, which is none of its dtypes="):
+        kit.check(square(), sample, dtypes=[torch.float32])
 
 
 @pytest.mark.parametrize("name", ["square", "sigmoid", "axpby"])
@@ -146,3 +268,5 @@ def test_built_in_functions_pass(name: str) -> None:
 def test_a_sample_is_needed() -> None:
     with pytest.raises(kit.KitError, match="at least one sample"):
         kit.check(square())
+    with pytest.raises(kit.KitError, match=r"expected a Tensor, or a tuple with one, as each sample, got \(1,\)"):
+        kit.check(square(), 1)

@@ -211,6 +211,38 @@ def test_a_template_without_its_arguments() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("scael<T>", "[scael] name='scael<T>' is nowhere in the source, which defines scale"),
+        ("scale", "[scale] scale is a template: expected name='scale<T>', got 'scale'"),
+    ],
+)
+def test_a_wrong_name_is_told_before_what_the_compiler_says(name: str, first: str) -> None:
+    with pytest.raises(CompileError) as raised:
+        scale(name=name).prepare(torch.float32)
+    assert str(raised.value).splitlines()[0] == first
+
+
+@needs_compiler
+def test_a_name_that_a_macro_makes_is_the_compilers_to_find() -> None:
+    source = "#define DEFINE(a, b) void a##b(float* y) { y[0] = 3; }\nDEFINE(thr, ee)"
+    y = torch.zeros(1)
+    cpp_op(source, "three", "float* y")(y)
+    assert y.item() == 3
+
+
+@needs_compiler
+def test_prepared_again_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = scale()
+    op.prepare(torch.float32)
+    monkeypatch.setattr(compiler, "shared_library", None)
+    op.prepare(torch.float32)
+    with pytest.raises(TypeError):
+        op.prepare(torch.float64)
+
+
+@needs_compiler
 def test_compiled_once(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler._opened.cache_clear()
     scale().prepare(torch.float32)

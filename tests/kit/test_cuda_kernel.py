@@ -168,6 +168,15 @@ def test_more_than_32_bits_of_elements(cuda: torch.device) -> None:
     assert x.sum(dtype=torch.int64).item() == count
 
 
+def test_prepared_again_compiles_nothing(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = shift()
+    kernel.prepare(torch.float32)
+    monkeypatch.setattr(nvrtc, "compile", None)
+    kernel.prepare(torch.float32, device=cuda)
+    with pytest.raises(TypeError):
+        kernel.prepare(torch.float64)
+
+
 # Streams, threads, graphs
 
 

@@ -139,18 +139,46 @@ def test_every_half(device: torch.device, dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, (x.float() / 3).to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("body", ["exp(x)", "x / (1 + exp(-x))", "tanh(x) + sin(x)", "pow(x * x, 0.3)", "log1p(x * x)"])
+PLACED = [
+    "exp(x)",
+    "log(x)",
+    "sin(x)",
+    "cos(x)",
+    "tan(x)",
+    "tanh(x)",
+    "sinh(x)",
+    "asinh(x)",
+    "expm1(x)",
+    "log1p(x)",
+    "log2(x)",
+    "x ** 0.3",
+    "1.7 ** x",
+    "hypot(x, 0.3)",
+    "atan2(x, 0.7)",
+    "erf(x)",
+    "erfc(x)",
+    "rsqrt(x)",
+    "x % 0.7",
+    "x / (1 + exp(-x))",
+    "x > 1 ? exp(x) : log(x)",
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("body", PLACED)
 def test_a_result_does_not_depend_on_its_place(device: torch.device, body: str, dtype: torch.dtype) -> None:
     """Vectors and the loop's remainder call the same functions: else results would vary with the number of threads."""
     op = kit.elementwise("placed(x)", body)
-    x = torch.randn(256, dtype=torch.float64, device=device).to(dtype)
+    x = (torch.rand(256, dtype=torch.float64, device=device) * 8 + 0.01).to(dtype)
     whole = op(x)
-    for first in range(0, 64, 5):
-        for n in (1, 2, 3, 5, 8, 15, 17, 31):
-            part = slice(first, first + n)
-            assert torch.equal(op(x[part]), whole[part])
-    assert torch.equal(op(x[::3]), whole[::3])
+    for n in range(1, 68):
+        first = n % 7
+        part, apart = slice(first, first + n), slice(first, first + 3 * n, 3)
+        assert torch.equal(op(x[part]), whole[part])
+        assert torch.equal(op(x[apart]), whole[apart])
+        assert torch.equal(op(x[n].expand(n)), whole[n].expand(n))
+        assert torch.equal(op(x[n]), whole[n])
+        assert torch.equal(op(x[: 3 * n].view(3, n).t()), whole[: 3 * n].view(3, n).t())
 
 
 def test_many_dimensions_that_do_not_merge() -> None:
@@ -175,6 +203,38 @@ def test_eight_tensors() -> None:
     compare(op(*x).detach(), sum((k + 1) * t.detach() ** 2 for k, t in enumerate(x)))
     assert torch.autograd.gradcheck(op, x)
     assert torch.autograd.gradgradcheck(op, x, fast_mode=True)
+
+
+def test_derivatives_beyond_what_kernels_take() -> None:
+    """The third by eight tensors has 25 in and 17 out."""
+    names = [f"x{k}" for k in range(8)]
+    op = kit.elementwise(f"product({', '.join(names)})", " * ".join(f"exp({k + 1} * {x})" for k, x in enumerate(names)))
+    x = [(0.1 * torch.rand(3, dtype=torch.float64)).requires_grad_() for _ in names]
+    y = op(*x)
+    value = y.detach()
+    for order in (1, 2, 3, 4):
+        y = sum(torch.autograd.grad(y.sum(), x, create_graph=order < 4))
+        torch.testing.assert_close(y.detach(), 36**order * value)  # 36 = 1 + 2 + ... + 8
+
+
+def test_more_arguments_than_kernels_take() -> None:
+    names = [f"x{k}" for k in range(26)]
+    total = kit.elementwise(f"total({', '.join(names)})", " + ".join(f"{x} * {x}" for x in names))
+    x = [torch.rand(2, dtype=torch.float64, requires_grad=True) for _ in names]
+    compare(total(*x).detach(), sum(t.detach() ** 2 for t in x))
+    for gradient, t in zip(torch.autograd.grad(total(*x).sum(), x), x, strict=True):
+        compare(gradient, 2 * t.detach())
+    assert total.explain(*x) == (
+        "plain PyTorch: kernels take 26 tensors in and out and 8 scalars, this has 26 in, 1 out and 0"
+    )
+    total.prepare(device="cpu")
+    scalars = ", ".join(f"s{k}={k}" for k in range(9))
+    scaled = kit.elementwise(f"scaled(x, *, {scalars})", "x * s8")
+    assert scaled(torch.ones(1), s8=3).item() == 3
+    norm = kit.reduction(
+        f"norm(x, *, {scalars.rpartition(',')[0]})", map="x * x", post="sqrt(a) * s7", backward="grad * n"
+    )
+    assert torch.autograd.grad(norm(x[0]), x[0])[0].tolist() == [2, 2]
 
 
 def test_a_large_tensor_is_shared_out(device: torch.device) -> None:
@@ -331,6 +391,17 @@ def test_what_was_prepared_is_compiled_at_no_call(device: torch.device, monkeypa
             torch.autograd.backward(op(x, y), [torch.ones_like(x), torch.ones_like(x.t()).t()])
 
 
+def test_prepared_again_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = kit.elementwise("again(x)", "x * exp(x) + 41")
+    op.prepare(torch.float32, torch.float16, device="cpu")
+    op(torch.ones(1, dtype=torch.float64))
+    monkeypatch.delattr(program.Program, "compile")
+    op.prepare(torch.float16, torch.float32, device="cpu")
+    op.prepare(torch.float64, device="cpu", backward=False)
+    with pytest.raises(AttributeError):
+        op.prepare(torch.bfloat16, device="cpu")
+
+
 def test_equal_definitions_are_one_op_and_others_are_not() -> None:
     first, again = (kit.elementwise("same_name(x)", "x + 1") for _ in range(2))
     other = kit.elementwise("same_name(x)", "x + 2")
@@ -379,7 +450,12 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "too many tensors": (
         lambda: swish(torch.ones(2), torch.ones(2)),
         TypeError,
-        r"\[swish\] expected 1 tensors, x, got 2",
+        r"\[swish\] expected 1 tensor, x, got 2$",
+    ),
+    "a scalar by position": (
+        lambda: swish(torch.ones(2), 2.0),
+        TypeError,
+        r"\[swish\] expected 1 tensor, x, got 2; scalars go by keyword, beta=2.0$",
     ),
     "no tensor": (lambda: wave(torch.ones(2), 1.0), TypeError, r"\[wave\] y must be a Tensor, got float"),
     "no first tensor": (

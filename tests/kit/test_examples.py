@@ -23,8 +23,8 @@ def test_example(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.importorskip("numba", reason="Numba is not installed: pip install fastops[numba]")
     runpy.run_path(str(path), run_name="__main__")
     out = capsys.readouterr().out
-    assert "  ok    gradient\n" in out
-    assert "  ok    torch.compile\n" in out
+    assert "  ok       gradient  " in out
+    assert "  ok       torch.compile  " in out
 
 
 @needs_nvrtc

@@ -193,6 +193,10 @@ def test_signatures() -> None:
     [
         ("swish", "expected a signature"),
         ("swish(x", "expected a signature"),
+        ("f(x) -> Tensor", "expected a signature such as .*, without types and results"),
+        ("f(Tensor x)", "expected a name without its type, tensors before .* and scalars behind it, got 'Tensor x'"),
+        ("f(x, *, float a=1.0)", "expected a name without its type, .* got 'float a'"),
+        ("f(x: Tensor)", "expected a name without its type, .* got 'x: Tensor'"),
         ("f()", "expected a name"),
         ("f(*, a=1)", "at least one tensor"),
         ("f(x, *, beta)", "needs a default"),

@@ -7,8 +7,10 @@ import doctest
 import importlib.util
 import io
 import re
+import sys
+import types
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -46,7 +48,7 @@ def test_every_block_is_known() -> None:
 
 
 @pytest.mark.parametrize("needs", HAVE)
-def test_guide(needs: str, tmp_path: Path) -> None:
+def test_guide(needs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not HAVE[needs]:
         pytest.skip(f"needs {needs}")
     # A file of the guide's line numbers: kit.elementwise reads a function's source.
@@ -57,10 +59,11 @@ def test_guide(needs: str, tmp_path: Path) -> None:
         code = block.code.splitlines()
         lines[block.line : block.line + len(code)] = code
     file.write_text("\n".join(lines))
-    scope: dict[str, Any] = {"__name__": "guide"}
+    guide = types.ModuleType("guide")
+    monkeypatch.setitem(sys.modules, "guide", guide)  # Dynamo looks there for what a function names
     for block in chosen:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile("\n" * block.line + block.code, str(file), "exec"), scope)
+            exec(compile("\n" * block.line + block.code, str(file), "exec"), vars(guide))
         agrees = doctest.OutputChecker().check_output(block.printed, printed.getvalue(), doctest.ELLIPSIS)
         assert agrees, f"{GUIDE.name}:{block.line} prints\n{printed.getvalue()}"

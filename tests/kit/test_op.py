@@ -221,8 +221,37 @@ def test_a_kernel_must_return_tensors(outputs: str, result: Any, message: str) -
     op = kit.op(
         f"kit_test::nothing(Tensor x) -> {outputs}", cpu=lambda x: result, fake=lambda x: (torch.empty_like(x),) * 2
     )
-    with pytest.raises(kit.KitError, match=rf"^\[nothing\] a kernel {message}"):
+    with pytest.raises(kit.KitError, match=rf"^\[nothing\] cpu= {message}"):
         op(torch.ones(1))
+
+
+@pytest.mark.parametrize("part", ["cpu", "reference", "fake"])
+@pytest.mark.parametrize("alias", [lambda x: x, lambda x: x.view(-1), lambda x: x.detach()[1:]])
+def test_an_output_in_an_inputs_memory_is_refused(part: str, alias: Any) -> None:
+    parts = {"cpu": alias} if part == "cpu" else {"reference": alias, **({"fake": alias} if part == "fake" else {})}
+    op = kit.op("kit_test::same(Tensor x) -> Tensor", **parts)
+    device = "meta" if part == "fake" else "cpu"
+    for requires_grad in (False, True):
+        x = torch.ones(3, device=device, requires_grad=requires_grad)
+        with pytest.raises(
+            kit.KitError, match=rf"^\[same\] {part}= must return new tensors, got out in the memory of x"
+        ):
+            op(x)
+
+
+def test_two_outputs_in_one_memory_are_refused() -> None:
+    def twice(x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
+        result = x + 1
+        return result, result[:1]
+
+    op = kit.op("kit_test::twice(Tensor x, Tensor? y) -> (Tensor a, Tensor b)", cpu=twice, reference=twice)
+    with pytest.raises(kit.KitError, match=r"^\[twice\] cpu= must return new tensors, got b in the memory of a"):
+        op(torch.ones(3), None)
+
+
+def test_empty_outputs_are_no_aliases() -> None:
+    op = kit.op("kit_test::nowhere(Tensor x) -> Tensor", cpu=lambda x: torch.empty_like(x))
+    assert op(torch.empty(0)).shape == (0,)
 
 
 def test_explain() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .check import check
+from .check import CheckFailed, check
 from .cpp_op import cpp_op
 from .cuda_kernel import cuda_kernel
 from .elementwise import Elementwise, elementwise
@@ -13,6 +13,7 @@ from .op import op
 from .reduction import Reduce, reduction
 
 __all__ = [
+    "CheckFailed",
     "CompileError",
     "Elementwise",
     "ExpressionError",

@@ -10,7 +10,7 @@ from . import cache
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fastops.kit", description="What the kit keeps on this machine.")
-    commands = parser.add_subparsers(required=True)
+    commands = parser.add_subparsers(required=True, metavar="cache")
     of_cache = commands.add_parser("cache", help="the compiled kernels on disk")
     of_cache.add_argument("--clear", action="store_true", help="remove them")
     clear = parser.parse_args(arguments).clear
@@ -18,11 +18,20 @@ def main(arguments: list[str] | None = None) -> int:
     if folder is None:
         print("no cache: there is no home directory, and FASTOPS_CACHE_DIR is not set")
     elif clear:
-        print(f"{folder}: removed {cache.clear()} files")
+        print(f"{folder}: removed {_files(cache.clear())}")
+        if left := cache.entries():
+            print(f"{_files(len(left))} could not be removed", file=sys.stderr)
+            return 1
     else:
         found = cache.entries()
-        print(f"{folder}: {len(found)} files, {sum(path.stat().st_size for path in found)} bytes")
+        size = sum(path.stat().st_size for path in found)
+        note = "" if cache.writable() else "; it cannot be written, so that every process compiles anew"
+        print(f"{folder}: {_files(len(found))}, {size} bytes{note}")
     return 0
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'' if count == 1 else 's'}"
 
 
 if __name__ == "__main__":

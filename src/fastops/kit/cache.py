@@ -63,6 +63,19 @@ def file_identity(path: str) -> str:
     return f"{os.path.realpath(path)} {status.st_size} {status.st_mtime_ns}"
 
 
+def writable() -> bool:
+    """Whether what is compiled can be kept."""
+    folder = directory()
+    if folder is None:
+        return False
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
 def keep_source(source: str) -> Path | None:
     """Writes a source that did not compile, for the message to name."""
     name = key([source])[:16] + _SOURCE
@@ -79,20 +92,24 @@ def entries() -> list[Path]:
 
 def clear() -> int:
     """Removes every file of the cache and returns how many they were; processes at work make anew what they need."""
-    removed = 0
-    for path in _files():
-        with contextlib.suppress(OSError):
-            path.unlink()
-            removed += 1
-    return removed
+    return sum(map(_removed, _files()))
+
+
+def _removed(path: Path) -> bool:
+    try:
+        path.unlink()
+    except OSError:
+        return False
+    return True
 
 
 def _files() -> list[Path]:
     """Ours alone, by their names: the directory may be one that the user has other things in."""
     folder = directory()
-    if folder is None or not folder.is_dir():
+    try:
+        return sorted(path for path in folder.iterdir() if _OURS.fullmatch(path.name)) if folder else []
+    except OSError:
         return []
-    return sorted(path for path in folder.iterdir() if _OURS.fullmatch(path.name))
 
 
 def _read(path: Path) -> bytes | None:

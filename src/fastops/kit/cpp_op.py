@@ -50,7 +50,8 @@ class CppOp(FromSource):
 
     def prepare(self, *dtypes: torch.dtype) -> None:
         """Compiles ahead of the first call, for one dtype a type variable."""
-        self._prepare(dtypes)
+        if dtypes not in self._ready:
+            self._prepare(dtypes)
 
     def explain(self, *arguments: Any) -> str:
         """Which code a call with these arguments runs; it is compiled, not called."""
@@ -67,7 +68,8 @@ class CppOp(FromSource):
             f'extern "C" void {_ENTRY}(const fastops_kit_arguments* arguments) {{ {self.function}({passed}); }}\n'
         )
         source = self._text(types) + entry
-        function = compiler.shared_library(source, name=self.name, options=self.options)[_ENTRY]
+        with self._explained():
+            function = compiler.shared_library(source, name=self.name, options=self.options)[_ENTRY]
         function.argtypes, function.restype = [ctypes.c_char_p], None
         ready = self._ready[dtypes] = function, self.signature.packing(types)
         return ready

@@ -98,7 +98,8 @@ class CudaKernel(FromSource):
         chosen = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
         if chosen.index is None:
             chosen = torch.device("cuda", torch.cuda.current_device())
-        self._prepare(dtypes, chosen)
+        if (dtypes, chosen) not in self._ready:
+            self._prepare(dtypes, chosen)
 
     def explain(self, *arguments: Any) -> str:
         """Which code a call with these arguments runs; it is compiled, not launched."""
@@ -110,7 +111,8 @@ class CudaKernel(FromSource):
     def compile(self, arch: str, *dtypes: torch.dtype) -> nvrtc.Image:
         """The machine code for an architecture (``"sm_90"``) and one dtype a type variable. Needs no GPU."""
         source = self._text(self.signature.types(dtypes))
-        return nvrtc.compile(source, name=self.name, arch=arch, options=self.options, kernels=[self.function])
+        with self._explained():
+            return nvrtc.compile(source, name=self.name, arch=arch, options=self.options, kernels=[self.function])
 
     def _prepare(self, dtypes: tuple[torch.dtype, ...], device: torch.device) -> _Ready:
         packing = self.signature.packing(self.signature.types(dtypes))

@@ -19,6 +19,27 @@ def compile_error(name: str, what_for: str, log: str, source: str) -> CompileErr
     return CompileError(f"[{name}] does not compile {what_for}:\n{_with_lines(log, source)}{where}")
 
 
+# A function's head: its name, and the parameters before its body.
+_DEFINED = re.compile(r"\b([A-Za-z_]\w*)\s*\([^(){};]*\)\s*(?:const\s*|noexcept\s*)*\{")
+_STATEMENTS = {"if", "for", "while", "switch", "catch"}
+
+
+def with_name_hint(error: CompileError, name: str, function: str, source: str) -> CompileError:
+    """``error`` after a line that says why ``function`` is not found in ``source``, if that may be the reason.
+
+    Macros may define what no text shows, so that only the compiler knows.
+    """
+    plain = function.partition("<")[0].rpartition("::")[2].strip()
+    defined = [word for word in dict.fromkeys(_DEFINED.findall(source)) if word not in _STATEMENTS]
+    if not re.search(rf"\b{re.escape(plain)}\b", source):
+        hint = f"name={function!r} is nowhere in the source, which defines {', '.join(defined) or 'no function'}"
+    elif "<" not in function and re.search(rf"\btemplate\s*<[^;{{}}]*>[^;{{}}()]*\b{re.escape(plain)}\s*\(", source):
+        hint = f"{plain} is a template: expected name={plain + '<T>'!r}, got {function!r}"
+    else:
+        return error
+    return CompileError(f"[{name}] {hint}\n{error}")
+
+
 def _with_lines(log: str, source: str) -> str:
     lines, texts = log.splitlines(), _texts(source)
     shown = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -166,7 +166,7 @@ class Elementwise:
 
     def __call__(self, *tensors: Tensor, **scalars: float) -> Any:
         if len(tensors) != len(self.tensors):
-            raise wrong_count(self.name, self.tensors, tensors)
+            raise wrong_count(self.name, self.tensors, tensors, self.scalars)
         values = scalar_values(self.name, self.scalars, scalars) if scalars else self._defaults
         try:
             return self._call(*tensors, *values)
@@ -197,9 +197,17 @@ class Elementwise:
             self(*tensors, **scalars)
         return explained(self._program, tensors)
 
+    def dispatched(self, *tensors: Tensor) -> tuple[Any, tuple[Any, ...]]:
+        """What torch's dispatcher is called with, for ``torch.library.opcheck``."""
+        return self._program.raw, (*tensors, *self._defaults)
 
-def wrong_count(op: str, names: Sequence[str], tensors: Sequence[Any]) -> TypeError:
-    return TypeError(f"[{op}] expected {len(names)} tensors, {', '.join(names)}, got {len(tensors)}")
+
+def wrong_count(op: str, names: Sequence[str], given: Sequence[Any], scalars: Iterable[str] = ()) -> TypeError:
+    expected = f"{len(names)} tensor{'s' if len(names) > 1 else ''}, {', '.join(names)}"
+    behind = next((x for x in given[len(names) :] if not isinstance(x, Tensor)), None)
+    scalar = next(iter(scalars), None)
+    hint = f"; scalars go by keyword, {scalar}={behind!r}" if scalar and isinstance(behind, (int, float)) else ""
+    return TypeError(f"[{op}] expected {expected}, got {len(given)}{hint}")
 
 
 def check_tensors(op: str, names: Sequence[str], tensors: Sequence[Any]) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .content import content_hash
-from .errors import KitError
+from .diagnostics import with_name_hint
+from .errors import CompileError, KitError
 from .signature import Signature
 
 
@@ -38,3 +40,11 @@ class FromSource:
     def _text(self, types: Mapping[str, torch.dtype]) -> str:
         """The source for one dtype a type variable, between what it may use and what it is held against."""
         return self.signature.prelude(types) + self.source + self.signature.checks(self.function)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Says first of an error why the function may not be found."""
+        try:
+            yield
+        except CompileError as error:
+            raise with_name_hint(error, self.name, self.function, self.source) from None

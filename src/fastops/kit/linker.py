@@ -19,7 +19,9 @@ def link(images: Sequence[bytes], *, name: str, arch: str) -> bytes:
     path = _found()
     if path is None:
         raise NoCompiler(f"[{name}] nvJitLink is missing, which links CUDA code. pip install nvidia-nvjitlink")
-    return cache.lookup(["nvjitlink", path, arch, *images], lambda: _link(path, images, name, arch))
+    return cache.lookup(
+        ["nvjitlink", cache.file_identity(path), arch, *images], lambda: _link(path, images, name, arch)
+    )
 
 
 @functools.cache

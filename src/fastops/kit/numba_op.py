@@ -61,6 +61,7 @@ class NumbaOp:
         self.content_hash = content_hash(function, backward)
         content = f"numba {content_hash(function)}"
         self._program = unique(content, lambda: _Program(function, name, self.tensors, content))
+        self._backward = backward
         self._call = _with_derivative(self._program, backward).call
 
     def __call__(self, *tensors: Tensor) -> Any:
@@ -75,6 +76,18 @@ class NumbaOp:
         """Which code a call with these tensors runs."""
         self(*tensors)
         return explained(self._program, tensors)
+
+    @property
+    def unsupported(self) -> dict[str, str]:
+        """What it was given no function for, as ``kit.check`` calls it."""
+        if self._program.parsed:
+            return {}
+        missing = {"forward mode": "needs an expression"}
+        return missing if self._backward else missing | {"gradient": "needs backward="}
+
+    def dispatched(self, *tensors: Tensor) -> tuple[Any, tuple[Any, ...]]:
+        """What torch's dispatcher is called with, for ``torch.library.opcheck``."""
+        return self._program.raw, tensors
 
 
 def _numba(name: str) -> Any:

@@ -204,7 +204,5 @@ def _open(path: str) -> _Nvrtc:
 
 
 def _identity(path: str) -> str:
-    """What tells one NVRTC from another."""
-    if not os.path.isabs(path):
-        return _open(path).version
-    return cache.file_identity(path)
+    """What tells one NVRTC from another; of a file without opening it, which takes longer than the cache does."""
+    return cache.file_identity(path) if os.path.isabs(path) else _open(path).version

@@ -34,6 +34,8 @@ _lock = threading.RLock()
 class Program:
     """An op of torch's, ``raw``, whose kernels are compiled at the first call for their dtypes, device and variant.
 
+    One with more tensors or scalars than kernels take, as high derivatives have, runs the reference.
+
     Args:
         name: for people.
         tensors, scalars: the names of the arguments, tensors first.
@@ -49,15 +51,20 @@ class Program:
         self.name, self.tensors, self.scalars, self.outputs = name, tuple(tensors), tuple(scalars), outputs
         self.op = f"{name}_{hashlib.sha256(content.encode()).hexdigest()[:16]}"
         self.paths: dict[tuple[int, tuple[int, ...]], str] = {}  # by device and dtypes: what runs
+        self._compiled: set[tuple[int, tuple[int, ...], int]] = set()
         qualified = f"{SPACE}::{self.op}"
-        self.number = _C.kit_define(name, f"{qualified}_reference", list(tensors), len(scalars), outputs)
-        _programs[self.number] = self
+        self.fits = len(tensors) + outputs <= _C.kit_max_operands and len(scalars) <= _C.kit_max_scalars
+        self.number = -1
+        if self.fits:
+            self.number = _C.kit_define(name, f"{qualified}_reference", list(tensors), len(scalars), outputs)
+            _programs[self.number] = self
         arguments = [f"Tensor {t}" for t in tensors] + [f"float {s}" for s in scalars] + ([more] if more else [])
         results = "Tensor" if outputs == 1 else f"({', '.join(['Tensor'] * outputs)})"
         for op in (self.op, f"{self.op}_reference"):
             _library.define(f"{op}({', '.join(arguments)}, *, int program={self.number}) -> {results}")
             _library.impl(op, self.reference, "CompositeExplicitAutograd")
-        _C.kit_implement(qualified, bool(more))
+        if self.fits:
+            _C.kit_implement(qualified, bool(more))
         torch.library.register_fake(qualified, on_one_device(name, self.fake), lib=_library)
         self.raw = getattr(getattr(torch.ops, SPACE), self.op).default
 
@@ -76,6 +83,13 @@ class Program:
     def cuda(self, dtypes: Sequence[int], variant: int) -> str:
         """CUDA source of one kernel, ``kit_kernel``."""
         raise NotImplementedError
+
+    def ensure(self, dtypes: Sequence[int], device: int, variant: int) -> None:
+        """:meth:`compile`, but once."""
+        place = (device, tuple(dtypes), variant)
+        if self.fits and place not in self._compiled:
+            self.compile(dtypes, device, variant)
+            self._compiled.add(place)
 
     def compile(self, dtypes: Sequence[int], device: int, variant: int) -> None:
         """Hand the extension a kernel, or the word that there is none.
@@ -131,12 +145,17 @@ def prepared(
     for dtype in dtypes:
         for program, of, variants in kernels(dtype):
             for variant in variants if index >= 0 else (0,):
-                program.compile([DTYPES.index(x) for x in of], index, variant)
+                program.ensure([DTYPES.index(x) for x in of], index, variant)
 
 
 def explained(program: Program, tensors: Sequence[Tensor]) -> str:
     """What ran for these tensors."""
     device = tensors[0].device
+    if not program.fits:
+        return (
+            f"plain PyTorch: kernels take {_C.kit_max_operands} tensors in and out and {_C.kit_max_scalars} scalars, "
+            f"this has {len(program.tensors)} in, {program.outputs} out and {len(program.scalars)}"
+        )
     if any(t.device != device for t in tensors):
         return "plain PyTorch: a CPU scalar beside CUDA tensors"
     if any(t.dtype not in DTYPES for t in tensors):
@@ -183,7 +202,7 @@ def _warn(reason: str) -> None:
 def _compile(number: int, dtypes: int, device: int, variant: int) -> None:
     program = _programs[number]
     try:
-        program.compile([dtypes >> 2 * k & 3 for k in range(1 + len(program.tensors))], device, variant)
+        program.ensure([dtypes >> 2 * k & 3 for k in range(1 + len(program.tensors))], device, variant)
     except Exception as error:
         keep_error(error)
         raise

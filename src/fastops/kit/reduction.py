@@ -57,7 +57,7 @@ class Reduce:
         self, *tensors: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, **scalars: float
     ) -> Tensor:
         if len(tensors) != len(self.tensors):
-            raise wrong_count(self.name, self.tensors, tensors)
+            raise wrong_count(self.name, self.tensors, tensors, self.scalars)
         values = scalar_values(self.name, self.scalars, scalars)
         dims = _dims(self.name, dim)
         if not isinstance(keepdim, bool):
@@ -96,6 +96,15 @@ class Reduce:
         with torch.no_grad():
             self(*tensors, **options)
         return explained(self._program, tensors)
+
+    @property
+    def unsupported(self) -> dict[str, str]:
+        """What it was given no value for, as ``kit.check`` calls it."""
+        return {} if self._program.identity is not None else {"empty": "needs identity="}
+
+    def dispatched(self, *tensors: Tensor) -> tuple[Any, tuple[Any, ...]]:
+        """What torch's dispatcher is called with, for ``torch.library.opcheck``."""
+        return self._program.raw, (*tensors, *self.scalars.values(), [], False, False)
 
 
 def _takes_the_sum_apart(tensors: Sequence[Tensor]) -> bool:

@@ -55,7 +55,10 @@ def parse_signature(text: str) -> Signature:
         raise ExpressionError(f"[kit] a signature must be text such as 'swish(x, *, beta=1.0)', got {text!r}")
     whole = re.fullmatch(r"\s*(\w+)\s*\(([^()]*)\)\s*", text)
     if not whole:
-        raise ExpressionError(at_place("kit", "expected a signature such as 'swish(x, *, beta=1.0)', got", text, 0))
+        without = ", without types and results" if "->" in text or "::" in text else ""
+        raise ExpressionError(
+            at_place("kit", f"expected a signature such as 'swish(x, *, beta=1.0)'{without}, got", text, 0)
+        )
     op = whole[1]
 
     def fail(message: str, offset: int) -> ExpressionError:
@@ -78,6 +81,8 @@ def parse_signature(text: str) -> Signature:
             starred = True
             continue
         error = name_error(name)
+        if error and re.fullmatch(r"\w+[?*&]?\s+\w+|\w+\s*:.*", name):
+            raise fail(f"expected a name without its type, tensors before '*' and scalars behind it, got {name!r}", at)
         if error:
             raise fail(error, at)
         if name in tensors or name in scalars:
