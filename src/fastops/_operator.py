@@ -98,8 +98,8 @@ class Differentiable:
         self.batch = batch
         self.vmap = vmap
         self.training = training or self
-        # The builtin behind the overload saves a Python frame; Dynamo wants the overload.
-        self.direct = direct or raw._op
+        # The builtin behind the overload saves a Python frame, its packet's a list too; Dynamo wants the overload.
+        self.direct = direct or raw.overloadpacket._op
         self.traced = reference if inline else raw
         self.dtypes = EVERY_DTYPE if overrides else dtypes
         self.overrides = overrides
@@ -170,7 +170,7 @@ def _call_of(op: Differentiable) -> Callable[..., Any]:
             if plain_apply and inputs[0].layout is not torch.strided:
                 return plain_apply(*inputs)
             for x in inputs:
-                if isinstance(x, Tensor) and _wrapped(x):  # it outlived its transform
+                if type(x) is Tensor and _wrapped(x):  # it outlived its transform
                     return apply(*unwrap_dead_wrappers(inputs))
             return apply(*inputs)
         try:
@@ -343,7 +343,8 @@ def _transposed(backward: Callable[..., Any], ctx: Any, *tangents: Any) -> Any:
 
     def pullback(*grads: Any) -> tuple[Any, ...]:
         found = zip(backward(kept, *grads), tangents, strict=True)
-        pairs = [(gradient, t) for gradient, t in found if gradient is not None and t is not None]
+        # As autograd takes it, which sums the gradient of a broadcast input and rounds that of a promoted one.
+        pairs = [(g.sum_to_size(t.shape).to(t.dtype), t) for g, t in found if g is not None and t is not None]
         moved[:] = [t for _, t in pairs]
         return tuple(gradient for gradient, _ in pairs)
 
