@@ -73,7 +73,8 @@ def transposed(backward: Callable[..., Any], ctx: Any, *tangents: Any) -> Any:
 
     def pullback(*grads: Any) -> tuple[Any, ...]:
         found = zip(backward(kept, *grads), tangents, strict=True)
-        pairs = [(gradient, t) for gradient, t in found if gradient is not None and t is not None]
+        # As autograd takes it, which sums the gradient of a broadcast input and rounds that of a promoted one.
+        pairs = [(g.sum_to_size(t.shape).to(t.dtype), t) for g, t in found if g is not None and t is not None]
         moved[:] = [t for _, t in pairs]
         return tuple(gradient for gradient, _ in pairs)
 

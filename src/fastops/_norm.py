@@ -231,14 +231,14 @@ def norm_operator(
     def save(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
         if residual and not torch.compiler.is_dynamo_compiling():  # Dynamo does not know it, and has zeros come in
             ctx.set_materialize_grads(False)
-        x = results[1] if residual else inputs[0]
+        x, statistics = results[1] if residual else inputs[0], results[-1]
         needed = ctx.needs_input_grad
         if needed == every:  # the usual, for which nothing but tensors is kept
-            ctx.save_for_backward(x, *results[outputs:], *inputs[lead:])
+            ctx.save_for_backward(x, statistics, *inputs[lead:])
             return
         ctx.options = inputs[end:]
         if True in needed[: lead + 1]:  # a tensor of rows or the weight
-            ctx.save_for_backward(x, *results[outputs:], *inputs[lead:end])
+            ctx.save_for_backward(x, statistics, *inputs[lead:end])
         elif True in needed:
             ctx.bias_dtype = inputs[end - 1].dtype
 

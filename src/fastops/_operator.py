@@ -98,8 +98,8 @@ class Differentiable:
         self.batch = batch
         self.vmap = vmap
         self.training = training or self
-        # The builtin behind the overload saves a Python frame; Dynamo wants the overload.
-        self.direct = direct or raw._op
+        # The builtin behind the overload saves a Python frame, its packet's a list too; Dynamo wants the overload.
+        self.direct = direct or raw.overloadpacket._op
         self.traced = reference if inline else raw
         self.dtypes = EVERY_DTYPE if overrides else dtypes
         self.overrides = overrides
@@ -170,7 +170,7 @@ def _call_of(op: Differentiable) -> Callable[..., Any]:
             if plain_apply and inputs[0].layout is not torch.strided:
                 return plain_apply(*inputs)
             for x in inputs:
-                if isinstance(x, Tensor) and _wrapped(x):  # it outlived its transform
+                if type(x) is Tensor and _wrapped(x):  # it outlived its transform
                     return apply(*unwrap_dead_wrappers(inputs))
             return apply(*inputs)
         try:

@@ -101,6 +101,18 @@ def test_several_tensors_and_outputs() -> None:
     torch.testing.assert_close(moved, (7 * y + 6 * x, torch.full_like(x, 3.0)))
 
 
+def test_broadcast_and_promoted() -> None:
+    """Gradients and tangents have their input's shape and dtype, in every mode."""
+    op = kit.elementwise("given_times(x, y)", "x * y", backward="2 * grad * y, 2 * grad * x")
+    x, y = torch.randn(3, 1), torch.randn(4, dtype=torch.float64)
+    moved = func.jvp(op, (x, y), (torch.ones_like(x), torch.ones_like(y)))[1]
+    torch.testing.assert_close(moved, 2 * (x + y), check_dtype=False)
+    expected = (2 * y.sum() * torch.ones_like(x)).float(), 2 * x.double().sum() * torch.ones_like(y)
+    leaves = x.clone().requires_grad_(), y.clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(op(*leaves).sum(), leaves), expected)
+    torch.testing.assert_close(func.grad(lambda x, y: op(x, y).sum(), argnums=(0, 1))(x, y), expected)
+
+
 def test_beside_integers() -> None:
     """The first tensor has a dtype that no kernel takes."""
     op = kit.elementwise("steps(k, x)", "k * round(x)", backward="0, 5 * grad")

@@ -27,8 +27,8 @@ class _Gradient(NamedTuple):
 
     call: Callable[..., Any]
     program: Pointwise
-    inputs: tuple[int, ...]  # which are kept
-    outputs: tuple[int, ...]
+    kept: tuple[int, ...]  # of the inputs and, behind them, the outputs
+    places: tuple[int | None, ...]  # of each input's gradient among the results
 
 
 def free_names(base: str, count: int, taken: Sequence[str]) -> tuple[str, ...]:
@@ -37,20 +37,21 @@ def free_names(base: str, count: int, taken: Sequence[str]) -> tuple[str, ...]:
     return names if not set(names) & set(taken) else free_names(base + "_", count, taken)
 
 
-def _gradient(program: Pointwise, given: Sequence[Node] | None, wanted: Sequence[int]) -> _Gradient:
+def _gradient(program: Pointwise, given: Sequence[Node] | None, needs: Sequence[bool]) -> _Gradient:
     taken = program.tensors + program.scalars
     grads = free_names("grad", program.outputs, taken)
     outs = free_names("out", program.outputs, taken)
+    wanted = [k for k, need in enumerate(needs) if need]
     if given is None:
         nodes = [expression.chain(program.nodes, grads, program.tensors[k]) for k in wanted]
     else:
         nodes = [given[k] for k in wanted]
     used = frozenset().union(*map(expression.names, nodes))
-    inputs = tuple(k for k, name in enumerate(program.tensors) if name in used)
-    outputs = tuple(k for k, name in enumerate(outs) if name in used)
-    tensors = [*grads, *(program.tensors[k] for k in inputs), *(outs[k] for k in outputs)]
-    backward = pointwise(f"{program.name}_backward", tensors, program.scalars, nodes)
-    return _Gradient(differentiable(backward, Gradients(backward, ahead=False)).call, backward, inputs, outputs)
+    values = (*taken, *outs)
+    kept = tuple(k for k, name in enumerate(values) if name in used and name not in program.scalars)
+    backward = pointwise(f"{program.name}_backward", [*grads, *(values[k] for k in kept)], program.scalars, nodes)
+    call = differentiable(backward, Gradients(backward, ahead=False)).call
+    return _Gradient(call, backward, kept, tuple(wanted.index(k) if need else None for k, need in enumerate(needs)))
 
 
 class Gradients:
@@ -61,25 +62,26 @@ class Gradients:
 
     def __init__(self, program: Pointwise, given: Sequence[Node] | None = None, *, ahead: bool = True) -> None:
         self._program, self.given = program, given
-        self._all = tuple(range(len(program.tensors)))
-        self._made: dict[tuple[int, ...], _Gradient] = {}
+        tensors = range(len(program.tensors))
+        scalars = (False,) * len(program.scalars)
+        self._all = (*(True for _ in tensors), *scalars)
+        self._each = [(*(k == j for k in tensors), *scalars) for j in tensors]
+        self._made: dict[tuple[bool, ...], _Gradient] = {}
         if ahead:
-            self.of_all()
+            self.of(self._all)
 
-    def of_all(self) -> _Gradient:
-        return self.of(self._all)
-
-    def of(self, wanted: tuple[int, ...]) -> _Gradient:
-        if wanted not in self._made:
-            self._made[wanted] = _gradient(self._program, self.given, wanted)
-        return self._made[wanted]
+    def of(self, needs: tuple[bool, ...]) -> _Gradient:
+        """``needs``: of each input, whether its gradient is one of them."""
+        if needs not in self._made:
+            self._made[needs] = _gradient(self._program, self.given, needs)
+        return self._made[needs]
 
     def programs(self) -> list[Pointwise]:
         """Those of the gradients by all tensors, and by each alone."""
-        return [self.of(wanted).program for wanted in {self._all, *((k,) for k in self._all)}]
+        return [self.of(needs).program for needs in {self._all, *self._each}]
 
-    def wanted(self, ctx: Any) -> tuple[int, ...]:
-        return self._all if _compiling() else tuple(k for k in self._all if ctx.needs_input_grad[k])
+    def asked(self, ctx: Any) -> _Gradient:
+        return self.of(self._all if _compiling() else ctx.needs_input_grad)
 
 
 def differentiable(program: Pointwise, gradients: Gradients) -> Differentiable:
@@ -87,28 +89,24 @@ def differentiable(program: Pointwise, gradients: Gradients) -> Differentiable:
     of_reference = backward_of(program.reference)  # the derivatives of expressions are those of real numbers
 
     def save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
-        ctx.complex = gradients.given is None and any(x.is_complex() for x in inputs[:count])
+        results = outputs if isinstance(outputs, tuple) else (outputs,)
+        ctx.complex = gradients.given is None and results[0].is_complex()
         if ctx.complex:
             save_inputs(ctx, inputs, outputs)
-            return
-        wanted = gradients.wanted(ctx)
-        if not wanted:  # a constant of torch.func.grad's
-            return
-        gradient = gradients.of(wanted)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        ctx.scalars = inputs[count:]
-        ctx.like = [(x.shape, x.dtype) for x in inputs[:count]]
-        ctx.save_for_backward(*[inputs[k] for k in gradient.inputs], *[outputs[k] for k in gradient.outputs])
+        elif True in ctx.needs_input_grad:  # else a constant of torch.func.grad's
+            values = (*inputs, *results)
+            ctx.scalars = inputs[count:]
+            ctx.save_for_backward(*[values[k] for k in gradients.asked(ctx).kept])
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         if ctx.complex:
             return of_reference(ctx, *grads)
-        wanted = gradients.wanted(ctx)
-        found = gradients.of(wanted).call(*grads, *ctx.saved_tensors, *ctx.scalars)
+        gradient = gradients.asked(ctx)
+        found = gradient.call(*grads, *ctx.saved_tensors, *ctx.scalars)
         each = found if isinstance(found, tuple) else (found,)
+        # Of an input that was broadcast or promoted autograd sums and rounds them, as it does those of torch's own ops.
         # No list is written to: Dynamo of torch 2.11 loses that, and the gradients with it.
-        by_input = {k: like(gradient, *ctx.like[k]) for k, gradient in zip(wanted, each, strict=True)}
-        return tuple([by_input.get(k) for k in range(count + len(ctx.scalars))])
+        return tuple([None if k is None else each[k] for k in gradient.places])
 
     return Differentiable(
         program.name,
