@@ -56,6 +56,9 @@ class CppOp:
             self._prepare(dtypes)
         return f"C++ compiled by {compiler.available()}"
 
+    def __reduce__(self) -> Any:
+        return type(self), self._described
+
     @functools.cached_property
     def content_hash(self) -> str:
         """Of all that decides what a call does."""

@@ -103,6 +103,9 @@ class CudaKernel:
         except CompileError as error:
             raise with_name_hint(error, self.name, self.function, self.source) from None
 
+    def __reduce__(self) -> Any:
+        return type(self), self._described
+
     @functools.cached_property
     def content_hash(self) -> str:
         """Of all that decides what a call does."""
