@@ -457,6 +457,17 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         r"\[swish\] expected 1 tensor, x, got 2; scalars go by keyword, beta=2.0$",
     ),
+    "a tensor by name": (
+        lambda: swish(x=torch.ones(2)),
+        TypeError,
+        r"\[swish\] expected 1 tensor, x, got 0; tensors go by position$",
+    ),
+    "sparse": (
+        lambda: swish(torch.eye(2).to_sparse()),
+        TypeError,
+        r"\[swish\] x must be dense, got layout torch.sparse_coo",
+    ),
+    "a number too large": (lambda: swish(torch.ones(2), beta=10**400), TypeError, r"\[swish\] beta must fit float64"),
     "no tensor": (lambda: wave(torch.ones(2), 1.0), TypeError, r"\[wave\] y must be a Tensor, got float"),
     "no first tensor": (
         lambda: swish(1.0),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import math
+import pickle
 import sys
 from typing import Any
 
@@ -56,6 +58,10 @@ def test_gradient_derived_from_the_source() -> None:
     assert torch.autograd.gradcheck(damped, (x, y))
     assert torch.autograd.gradgradcheck(damped, (x, y))
     kit.check(damped, (x.detach(), y.detach()[None].expand(3, 4)))
+
+
+def test_copies() -> None:
+    assert pickle.loads(pickle.dumps(damped)) is copy.deepcopy(damped) is damped
 
 
 def test_gradient_given() -> None:

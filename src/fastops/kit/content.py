@@ -7,6 +7,7 @@ compilation and is never wrong.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import secrets
@@ -55,8 +56,9 @@ def _described(value: Any, seen: dict[int, tuple[int, Any]], home: dict[str, Any
         return "module", _file(value.__name__)
     if isinstance(value, (type, types.BuiltinFunctionType)):
         return "named", value.__qualname__, _file(value.__module__)
-    if isinstance(value, torch.Tensor):
-        data = value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()
+    if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_meta:
+        copy = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        data = ctypes.string_at(copy.data_ptr(), copy.nbytes)  # NumPy need not be there
         return "tensor", str(value.dtype), value.shape, hashlib.sha256(data).hexdigest()
     if wrapped := getattr(value, "__wrapped__", None):  # such as what @numba.njit returns
         return type(value).__qualname__, follow(wrapped)

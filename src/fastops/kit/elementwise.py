@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +21,10 @@ from .program import Kernels, explained, prepared
 from .source import POINTWISE
 
 _compiling = torch.compiler.is_dynamo_compiling
+
+
+# What pickle and copy make an op of again: a call, or for a decorated function the name that it has in its module.
+Definition = tuple[Callable[..., Any], tuple[Any, ...]] | str
 
 
 class _Gradient(NamedTuple):
@@ -146,7 +151,14 @@ def of_one_dtype(program: Pointwise, dtype: torch.dtype) -> Kernels:
 class Elementwise:
     """What :func:`elementwise` returns: call it with tensors, and scalars by keyword."""
 
-    def __init__(self, signature: expression.Signature, nodes: Sequence[Node], given: Sequence[Node] | None) -> None:
+    def __init__(
+        self,
+        signature: expression.Signature,
+        nodes: Sequence[Node],
+        given: Sequence[Node] | None,
+        definition: Definition,
+    ) -> None:
+        self._definition = definition
         self.name = self.__name__ = signature.name
         self.tensors, self.scalars = signature.tensors, dict(signature.scalars)
         self._program = pointwise(signature.name, self.tensors, tuple(self.scalars), nodes)
@@ -164,13 +176,16 @@ class Elementwise:
 
     def __call__(self, *tensors: Tensor, **scalars: float) -> Any:
         if len(tensors) != len(self.tensors):
-            raise wrong_count(self.name, self.tensors, tensors, self.scalars)
+            raise wrong_count(self.name, self.tensors, tensors, self.scalars, scalars)
         values = scalar_values(self.name, self.scalars, scalars) if scalars else self._defaults
         try:
             return self._call(*tensors, *values)
         except (AttributeError, RuntimeError, TypeError):
             check_tensors(self.name, self.tensors, tensors)
             raise
+
+    def __reduce__(self) -> Any:
+        return self._definition
 
     def __repr__(self) -> str:
         return f"<kit.elementwise {self.name}{self.__signature__}>"
@@ -200,11 +215,15 @@ class Elementwise:
         return self._program.raw, (*tensors, *self._defaults)
 
 
-def wrong_count(op: str, names: Sequence[str], given: Sequence[Any], scalars: Iterable[str] = ()) -> TypeError:
+def wrong_count(
+    op: str, names: Sequence[str], given: Sequence[Any], scalars: Iterable[str] = (), keywords: Iterable[str] = ()
+) -> TypeError:
     expected = f"{len(names)} tensor{'s' if len(names) > 1 else ''}, {', '.join(names)}"
     behind = next((x for x in given[len(names) :] if not isinstance(x, Tensor)), None)
     scalar = next(iter(scalars), None)
     hint = f"; scalars go by keyword, {scalar}={behind!r}" if scalar and isinstance(behind, (int, float)) else ""
+    if set(keywords) & set(names):
+        hint = "; tensors go by position"
     return TypeError(f"[{op}] expected {expected}, got {len(given)}{hint}")
 
 
@@ -212,6 +231,8 @@ def check_tensors(op: str, names: Sequence[str], tensors: Sequence[Any]) -> None
     for name, x in zip(names, tensors, strict=True):
         if not isinstance(x, Tensor):
             raise TypeError(f"[{op}] {name} must be a Tensor, got {type(x).__name__}")
+        if x.layout is not torch.strided:
+            raise TypeError(f"[{op}] {name} must be dense, got layout {x.layout}")
 
 
 def scalar_values(op: str, defaults: dict[str, float], given: dict[str, float]) -> tuple[float, ...]:
@@ -221,6 +242,8 @@ def scalar_values(op: str, defaults: dict[str, float], given: dict[str, float]) 
             raise TypeError(f"[{op}] takes no scalar {name}; expected: {expected}")
         if not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
             raise TypeError(f"[{op}] {name} must be a number, got {type(value).__name__}")
+        if type(value) is int and abs(value) > sys.float_info.max:
+            raise TypeError(f"[{op}] {name} must fit float64, got an integer of {value.bit_length()} bits")
     return tuple(given.get(name, default) for name, default in defaults.items())
 
 
@@ -262,13 +285,14 @@ def elementwise(
         raise ExpressionError(f"[kit] elementwise expected a signature and an expression, got {signature!r} alone")
     parsed = expression.parse_signature(signature)
     nodes = expression.parse(body, (*parsed.tensors, *parsed.scalars), where=parsed.name)
-    return Elementwise(parsed, nodes, _given(parsed, len(nodes), backward))
+    definition = (functools.partial(elementwise, backward=backward), (signature, body))
+    return Elementwise(parsed, nodes, _given(parsed, len(nodes), backward), definition)
 
 
 def _from_function(function: Callable[..., Any], backward: str | None) -> Elementwise:
     parsed, nodes = expression.from_function(function)
-    op = Elementwise(parsed, nodes, _given(parsed, len(nodes), backward))
-    op.__doc__ = function.__doc__
+    op = Elementwise(parsed, nodes, _given(parsed, len(nodes), backward), function.__qualname__)
+    op.__doc__, op.__module__ = function.__doc__, function.__module__
     return op
 
 

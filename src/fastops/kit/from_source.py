@@ -16,10 +16,13 @@ from .signature import Signature
 
 
 class FromSource:
-    """A function ``function`` of ``source``, called ``name`` in messages, with a typed signature."""
+    """A function ``function`` of ``source``, called ``name`` in messages, with a typed signature.
+
+    ``launch``: what the constructor of the class takes besides, between ``signature`` and ``options``.
+    """
 
     def __init__(
-        self, source: str, function: str, signature: str, options: Sequence[str], contiguous: bool, *more: Any
+        self, source: str, function: str, signature: str, options: Sequence[str], contiguous: bool, *launch: Any
     ) -> None:
         for what, given in (("name", function), ("source", source)):
             if not isinstance(given, str):
@@ -30,7 +33,10 @@ class FromSource:
         self.signature = Signature(signature, self.name)
         self.options = tuple(options)
         self.contiguous = contiguous
-        self._described = (source, function, signature, self.options, contiguous, *more)
+        self._described = (source, function, signature, *launch, self.options, contiguous)
+
+    def __reduce__(self) -> Any:
+        return type(self), self._described
 
     @functools.cached_property
     def content_hash(self) -> str:

@@ -54,7 +54,8 @@ class NumbaOp:
         name = function.__name__ if function.__name__.isidentifier() else "function"
         _numba(name)
         self.name = self.__name__ = name
-        self.__doc__ = function.__doc__
+        self.__doc__, self.__module__ = function.__doc__, function.__module__
+        self._qualified = function.__qualname__
         self.tensors = tuple(inspect.signature(function).parameters)
         if not 1 <= len(self.tensors) <= 8:
             raise KitError(f"[{name}] expected a function of 1 to 8 numbers, got {len(self.tensors)}")
@@ -68,6 +69,9 @@ class NumbaOp:
         if len(tensors) != len(self.tensors):
             raise wrong_count(self.name, self.tensors, tensors)
         return self._call(*tensors)
+
+    def __reduce__(self) -> str:
+        return self._qualified
 
     def __repr__(self) -> str:
         return f"<kit.numba_op {self.name}({', '.join(self.tensors)})>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -130,6 +131,9 @@ class Op:
             args = self._cast(args)
         result = self._call(*args)
         return result if self._whole else result[0] if self._outputs == 1 else result[: self._outputs]
+
+    def __reduce__(self) -> Any:
+        return functools.partial(op, self.schema.text, **self._parts._asdict()), ()
 
     def __repr__(self) -> str:
         return f"<kit.op {self.raw}>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,15 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import expression, source
-from .elementwise import check_gradients, check_tensors, free_names, of_one_dtype, scalar_values, wrong_count
+from .elementwise import (
+    Definition,
+    check_gradients,
+    check_tensors,
+    free_names,
+    of_one_dtype,
+    scalar_values,
+    wrong_count,
+)
 from .errors import ExpressionError
 from .expression import Node
 from .program import Kernels, explained, prepared
@@ -39,7 +48,9 @@ class Reduce:
         nodes: tuple[Node, Node, Node],
         given: Sequence[Node] | None,
         identity: float | None,
+        definition: Definition,
     ) -> None:
+        self._definition = definition
         self.name = self.__name__ = signature.name
         self.tensors, self.scalars = signature.tensors, dict(signature.scalars)
         self._program = program = reduction_program(self.name, signature, nodes, identity)
@@ -57,7 +68,7 @@ class Reduce:
         self, *tensors: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, **scalars: float
     ) -> Tensor:
         if len(tensors) != len(self.tensors):
-            raise wrong_count(self.name, self.tensors, tensors, self.scalars)
+            raise wrong_count(self.name, self.tensors, tensors, self.scalars, scalars)
         values = scalar_values(self.name, self.scalars, scalars)
         dims = _dims(self.name, dim)
         if not isinstance(keepdim, bool):
@@ -75,6 +86,9 @@ class Reduce:
             # What is raised below torch's dispatcher comes as a RuntimeError, with a traceback in its text.
             self._program.check_empty(shape, normalised(self.name, dims, len(shape)))
             raise
+
+    def __reduce__(self) -> Any:
+        return self._definition
 
     def __repr__(self) -> str:
         return f"<kit.reduction {self.name}({', '.join(self.tensors)})>"
@@ -170,9 +184,10 @@ def reduction(
         grads = (*free_names("grad", 1, names), *free_names("out", 1, names))
         given = expression.parse(backward, (*names, *grads, "n"), where=f"{parsed.name} backward")
         check_gradients(parsed, given)
+    again = functools.partial(reduction, map=map, reduce=reduce, post=post, backward=backward, identity=identity)
     if identity is None:
         identity = known(nodes[1])[1]
-    return Reduce(parsed, nodes, given, identity)
+    return Reduce(parsed, nodes, given, identity, (again, (signature,)))
 
 
 def _one(text: str, names: Sequence[str], where: str) -> Node:

@@ -20,6 +20,7 @@ class Schema:
     """
 
     def __init__(self, text: str) -> None:
+        self.text = text
         try:
             parsed = torch._C.parse_schema(text)
         except RuntimeError as error:
