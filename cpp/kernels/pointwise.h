@@ -48,7 +48,7 @@ void pointwise_run(T* const* data, int64_t n, F& f) {
   int64_t i = 0;
   for (; i + 2 * W <= n; i += 2 * W) {
     if constexpr (Long || sizeof(T) == 2)  // a half type's conversions are long enough
-      for (int k = 0; k < Outputs + Inputs; ++k) prefetch_pair(at[k] + i);
+      for (int k = 0; k < Outputs + Inputs; ++k) prefetch_ahead<2 * W>(at[k] + i);
     for (int k = 0; k < Inputs; ++k) {
       const auto both = load_pair(inputs[k] + i);
       in[k] = both.a;
