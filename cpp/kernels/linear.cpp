@@ -2,7 +2,7 @@
 #include "kernels/linear.h"
 
 #include "kernels/math.h"
-#include "kernels/pairs.h"
+#include "kernels/parameter.h"
 
 namespace fastops::FASTOPS_ISA {
 namespace {
@@ -16,20 +16,20 @@ FASTOPS_INLINE V activate(V u) {
   return u;
 }
 
-// For relu and sigmoid `s` is the output, for gelu and silu the input u = x + bias.
+// g times the derivative. For relu and sigmoid `s` is the output, for gelu and silu the input u = x + bias.
 template <class T, Activation act, class V>
-FASTOPS_INLINE V derivative(V s) {
-  if constexpr (act == Activation::relu) return select(s > 0, like(s, 1), like(s, 0));
-  if constexpr (act == Activation::sigmoid) return s * (1 - s);
+FASTOPS_INLINE V descend(V g, V s) {
+  if constexpr (act == Activation::relu) return select(s > 0, g, like(g, 0));  // not a product: 0·inf is NaN
+  if constexpr (act == Activation::sigmoid) return g * (s * (1 - s));
   if constexpr (act == Activation::gelu) {
-    auto at = normal_of<T>(s);
-    return at.cdf + s * at.pdf;
+    const auto at = normal_of<T>(s);
+    return g * (at.cdf + s * at.pdf);
   }
   if constexpr (act == Activation::silu) {
-    auto y = sigmoid<T>(s);
-    return y * (1 + s * sigmoid<T>(-s));
+    const auto y = sigmoids_of<T>(s);
+    return g * (y.up * (1 + s * y.down));
   }
-  return like(s, 1);
+  return g;
 }
 
 template <Activation a>
@@ -48,89 +48,150 @@ FASTOPS_INLINE void dispatch_activation(Activation activation, F f) {
   }
 }
 
-template <class T, class P, Activation act>
-void epilogue_rows(const LinearEpilogue& a, int64_t row_begin, int64_t row_end) {
-  constexpr int W = simd<accumulate_t<T>>::size;
-  const P* bias = static_cast<const P*>(a.bias);
-  const int64_t n = bias ? a.n : (row_end - row_begin) * a.n;  // without bias all rows are one
-  for (int64_t row = row_begin; row < (bias ? row_end : row_begin + 1); ++row) {
-    const T* x = static_cast<const T*>(a.input) + row * a.n;
-    T* y = static_cast<T*>(a.output) + row * a.n;
-    int64_t i = 0;
-    if constexpr (__is_same(T, P)) {  // else the lanes of pairs differ
-      for (; i + 2 * W <= n; i += 2 * W) {
-        prefetch_pair(x + i);
-        prefetch_pair(y + i);
-        auto u = load_pair(x + i);
-        if (bias) {
-          const auto v = load_pair(bias + i);
-          u.a += v.a;
-          u.b += v.b;
-        }
-        store_pair(y + i, {activate<T, act>(u.a), activate<T, act>(u.b)});
-      }
+FASTOPS_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Columns that are held at a time, and the elements of the short rows that go as one row beside a repeated bias: a loop
+// over the few elements of one costs more than they do.
+constexpr int64_t kHeld = 4096, kTogether = 1024;
+
+template <class T>
+class Columns {
+  using A = accumulate_t<T>;
+  alignas(64) char repeated_[kTogether * sizeof(A)];
+  alignas(64) A room_[kHeld];
+  Parameter<T> bias_;
+
+ public:
+  const int64_t together, wide;  // rows that go as one, their elements
+
+  Columns(const void* bias, DType parameter, int64_t rows, int64_t n)
+      : bias_{bias, parameter, 0, 0},
+        together{rows < 2 || 2 * n > kTogether ? 1 : least(kTogether / n, rows)},
+        wide{together * n} {
+    if (!bias || together == 1) return;
+    const int64_t each = n * size_of(parameter), all = together * each;
+    __builtin_memcpy(repeated_, bias, each);
+    for (int64_t done = each; done < all;) {
+      const int64_t count = least(done, all - done);
+      __builtin_memcpy(repeated_ + done, repeated_, count);
+      done += count;
     }
-    for (; i < n; i += W) {
-      const int64_t count = n - i < W ? n - i : W;
-      auto u = load_some(x + i, count);
-      if (bias) u += load_some(bias + i, count);
-      store_some(y + i, count, activate<T, act>(u));
+    bias_.data = repeated_;
+  }
+
+  // f(j, count, bias of columns [j, j + count)) for as many columns as are held.
+  template <class F>
+  FASTOPS_INLINE void for_held(F f) {
+    for (int64_t j = 0; j < wide; j += kHeld) {
+      const int64_t count = least(wide - j, kHeld);
+      if (!bias_.data)
+        f(j, count, static_cast<const T*>(nullptr));
+      else if (bias_.own())
+        f(j, count, bias_.own_at(j));
+      else
+        f(j, count, bias_.at(j, count, room_));
     }
   }
+};
+
+template <class T, Activation act, class P>
+__attribute__((noinline)) void epilogue_run(const T* x, const P* bias, T* y, int64_t n) {
+  for_units<T>(n, [&](int64_t i, auto part) {
+    prefetch_ahead<kUnit<T>>(x + i);
+    prefetch_ahead<kUnit<T>>(y + i);
+    auto u = load(x + i, part);
+    if (bias) u = u + load_parameter<T>(bias + i, part);
+    store(y + i, part, of_each([](auto v) { return activate<T, act>(v); }, u));
+  });
 }
 
-template <class T, class P, Activation act>
-void backward_rows(const LinearEpilogueBackward& a, int64_t row_begin, int64_t row_end, accumulate_t<T>* sum) {
-  constexpr int W = simd<accumulate_t<T>>::size;
-  constexpr bool from_input = act == Activation::gelu || act == Activation::silu;
-  const P* bias = from_input ? static_cast<const P*>(a.bias) : nullptr;
-  for (int64_t row = row_begin; row < row_end; ++row) {
-    const T* grad = static_cast<const T*>(a.grad) + row * a.n;
-    const T* saved = static_cast<const T*>(a.saved) + row * a.n;
-    T* grad_input = static_cast<T*>(a.grad_input) + row * a.n;
-    for (int64_t i = 0; i < a.n; i += W) {
-      const int64_t count = a.n - i < W ? a.n - i : W;
-      auto g = load_some(grad + i, count);
-      if constexpr (act == Activation::relu) {
-        auto y = load_some(saved + i, count);
-        g = select(y > 0, g, like(g, 0));  // not a product: 0·inf is NaN
-      } else if constexpr (act != Activation::none) {
-        auto s = load_some(saved + i, count);
-        if (bias) s += load_some(bias + i, count);
-        g *= derivative<T, act>(s);
-      }
-      store_some(grad_input + i, count, g);
-      if (sum) store_some(sum + i, count, load_some(sum + i, count) + g);
+template <class T, Activation act>
+void epilogue_rows(const LinearEpilogue& a, int64_t row_begin, int64_t row_end) {
+  const T* x = static_cast<const T*>(a.input);
+  T* y = static_cast<T*>(a.output);
+  const int64_t begin = row_begin * a.n, end = row_end * a.n;
+  if (!a.bias) return epilogue_run<T, act, T>(x + begin, nullptr, y + begin, end - begin);
+  Columns<T> columns{a.bias, a.parameter, row_end - row_begin, a.n};
+  columns.for_held([&](int64_t j, int64_t count, const auto* bias) {
+    for (int64_t at = begin + j; at < end; at += columns.wide)
+      epilogue_run<T, act>(x + at, bias, y + at, least(count, end - at));
+  });
+}
+
+// `sum` has what is computed in, held; null: not asked for.
+template <class T, Activation act, class P>
+__attribute__((noinline)) void backward_run(const T* grad, const T* saved, const P* bias, T* grad_input,
+                                            accumulate_t<T>* sum, int64_t n) {
+  for_units<T>(n, [&](int64_t i, auto part) {
+    prefetch_ahead<kUnit<T>>(grad + i);
+    prefetch_ahead<kUnit<T>>(grad_input + i);
+    auto g = load(grad + i, part);
+    if constexpr (act != Activation::none) {
+      prefetch_ahead<kUnit<T>>(saved + i);
+      auto s = load(saved + i, part);
+      if constexpr (act == Activation::gelu || act == Activation::silu)
+        if (bias) s = s + load_parameter<T>(bias + i, part);
+      g = of_each([](auto g, auto s) { return descend<T, act>(g, s); }, g, s);
     }
+    store(grad_input + i, part, g);
+    if (sum) hold_part<T>(sum + i, part, load_held<T>(sum + i, part) + g);
+  });
+}
+
+// Sums of `wide` columns, held, to those of n: in the order of the elements, then halves of the rows onto each other.
+template <class T>
+void finish(accumulate_t<T>* sum, int64_t together, int64_t n, accumulate_t<T>* to, int64_t count) {
+  if constexpr (kAlternates<T>)
+    for (int64_t i = 0; i < count; i += kUnit<T>) store_pair(sum + i, from_lanes_of<T>(load_held<T>(sum + i, whole{})));
+  while (together > 1) {
+    const int64_t half = together / 2, shift = (together - half) * n;
+    for (int64_t i = 0; i < half * n; ++i) sum[i] += sum[i + shift];
+    together -= half;
   }
+  __builtin_memcpy(to, sum, least(n, count) * sizeof(*to));
+}
+
+template <class T, Activation act>
+void backward_rows(const LinearEpilogueBackward& a, int64_t chunk_begin, int64_t chunk_end) {
+  using A = accumulate_t<T>;
+  const T *grad = static_cast<const T*>(a.grad), *saved = static_cast<const T*>(a.saved);
+  T* grad_input = static_cast<T*>(a.grad_input);
+  constexpr bool from_input = act == Activation::gelu || act == Activation::silu;
+  const void* bias = from_input ? a.bias : nullptr;
+  auto begin_of = [&](int64_t chunk) { return chunk * a.rows / a.chunks * a.n; };
+  if (!bias && !a.partial) {
+    const int64_t begin = begin_of(chunk_begin);
+    return backward_run<T, act, T>(grad + begin, saved + begin, nullptr, grad_input + begin, nullptr,
+                                   begin_of(chunk_end) - begin);
+  }
+  Columns<T> columns{bias, a.parameter, (a.rows + a.chunks - 1) / a.chunks, a.n};
+  alignas(64) A room[kHeld];
+  A* sum = a.partial ? room : nullptr;
+  columns.for_held([&](int64_t j, int64_t count, const auto* b) {
+    for (int64_t chunk = chunk_begin; chunk < chunk_end; ++chunk) {
+      const int64_t end = begin_of(chunk + 1);
+      if (sum) __builtin_memset(sum, 0, (count + kUnit<T> - 1) / kUnit<T> * kUnit<T> * sizeof(A));
+      for (int64_t at = begin_of(chunk) + j; at < end; at += columns.wide)
+        backward_run<T, act>(grad + at, saved + at, b, grad_input + at, sum, least(count, end - at));
+      if (sum) finish<T>(sum, columns.together, a.n, static_cast<A*>(a.partial) + chunk * a.n + j, count);
+    }
+  });
 }
 
 }  // namespace
 
 void linear_epilogue(const LinearEpilogue& a, int64_t row_begin, int64_t row_end) {
   dispatch(a.dtype, [&](auto t) {
-    using T = typename decltype(t)::type;
-    dispatch_parameter<T>(a.parameter, [&](auto p) {
-      dispatch_activation(a.activation, [&](auto act) {
-        epilogue_rows<T, typename decltype(p)::type, decltype(act)::value>(a, row_begin, row_end);
-      });
+    dispatch_activation(a.activation, [&](auto act) {
+      epilogue_rows<typename decltype(t)::type, decltype(act)::value>(a, row_begin, row_end);
     });
   });
 }
 
 void linear_epilogue_backward(const LinearEpilogueBackward& a, int64_t chunk_begin, int64_t chunk_end) {
   dispatch(a.dtype, [&](auto t) {
-    using T = typename decltype(t)::type;
-    using A = accumulate_t<T>;
-    dispatch_parameter<T>(a.parameter, [&](auto p) {
-      dispatch_activation(a.activation, [&](auto act) {
-        for (int64_t chunk = chunk_begin; chunk < chunk_end; ++chunk) {
-          A* sum = a.partial ? static_cast<A*>(a.partial) + chunk * a.n : nullptr;
-          if (sum) __builtin_memset(sum, 0, a.n * sizeof(A));
-          backward_rows<T, typename decltype(p)::type, decltype(act)::value>(a, chunk * a.rows / a.chunks,
-                                                                             (chunk + 1) * a.rows / a.chunks, sum);
-        }
-      });
+    dispatch_activation(a.activation, [&](auto act) {
+      backward_rows<typename decltype(t)::type, decltype(act)::value>(a, chunk_begin, chunk_end);
     });
   });
 }

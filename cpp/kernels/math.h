@@ -128,15 +128,31 @@ FASTOPS_INLINE vf32 tanh(vf32 x) {
   return (vf32)(((bits)y & ~kSign) | ((bits)x & kSign));
 }
 
-// 1 / (1 + e^-x) from e^-|x|, which cannot overflow, for a result that is rounded to T.
+// e^-|x|, which cannot overflow, for a result that is rounded to T.
+template <class T, class V>
+FASTOPS_INLINE V exp_minus_abs(V x) {
+  if constexpr (sizeof(T) == 2)
+    return exp<true>(minus_abs(x));
+  else
+    return exp(minus_abs(x));
+}
+
+// 1 / (1 + e^-x)
 template <class T, class V>
 FASTOPS_INLINE V sigmoid(V x) {
-  V e, one = like(x, 1);
-  if constexpr (sizeof(T) == 2)
-    e = exp<true>(minus_abs(x));
-  else
-    e = exp(minus_abs(x));
+  const V e = exp_minus_abs<T>(x), one = like(x, 1);
   return quotient(select(x < 0, e, one), one + e);
+}
+
+// sigmoid(x) and sigmoid(-x): the difference of one from 1 has no more digits than it.
+template <class V>
+struct sigmoids {
+  V up, down;
+};
+template <class T, class V>
+FASTOPS_INLINE sigmoids<V> sigmoids_of(V x) {
+  const V e = exp_minus_abs<T>(x), one = like(x, 1), large = quotient(one, one + e), small = e * large;
+  return {select(x < 0, small, large), select(x < 0, large, small)};
 }
 
 template <class V>

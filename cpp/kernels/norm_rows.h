@@ -2,7 +2,7 @@
 // What the forward and the backward of the norms share. Several short rows go through each pass together, so that their
 // sums are finished together; a long row goes in segments, which stay in L1 from pass to pass.
 #include "kernels/norm.h"
-#include "kernels/pairs.h"
+#include "kernels/parameter.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -14,108 +14,6 @@ template <class A>
 constexpr int64_t kSegment = kNormSegmentBytes / static_cast<int64_t>(sizeof(A));
 
 constexpr int64_t kBlockVectors = 64;  // summed apart, then added: rounding errors grow with n / block, not n
-
-// A whole vector, or the first lanes at the end of a row.
-struct whole {};
-struct first {
-  int64_t count;
-};
-
-// What a loop takes at a time: a vector, of the half types a pair.
-template <class T>
-struct unit {
-  using type = choose<sizeof(T) == 2, pair<vec_t<T>>, vec_t<T>>;
-};
-template <class T>
-using unit_t = typename unit<T>::type;
-template <class T>
-constexpr int64_t kUnit = sizeof(unit_t<T>) / sizeof(accumulate_t<T>);
-
-template <class T>
-FASTOPS_INLINE unit_t<T> load(const T* p, whole) {
-  if constexpr (sizeof(T) == 2)
-    return load_pair(p);
-  else
-    return load(p);
-}
-template <class T>
-FASTOPS_INLINE unit_t<T> load(const T* p, first part) {
-  if constexpr (sizeof(T) == 2)
-    return load_pair_first(p, part.count);
-  else
-    return load_first(p, part.count);
-}
-template <class T>
-FASTOPS_INLINE void store(T* p, whole, unit_t<T> v) {
-  if constexpr (sizeof(T) == 2)
-    store_pair(p, v);
-  else
-    store(p, v);
-}
-template <class T>
-FASTOPS_INLINE void store(T* p, first part, unit_t<T> v) {
-  if constexpr (sizeof(T) == 2)
-    store_pair_first(p, part.count, v);
-  else
-    store_first(p, part.count, v);
-}
-template <class T>
-FASTOPS_INLINE unit_t<T> keep(unit_t<T> v, whole) {
-  return v;
-}
-template <class T>
-FASTOPS_INLINE unit_t<T> keep(unit_t<T> v, first part) {
-  if constexpr (sizeof(T) == 2)
-    return keep_pair_first<T>(v, part.count);
-  else
-    return keep_first(v, part.count);
-}
-
-// Numbers of the type that is computed in, in whole units and in a unit's own lanes where T is a half type; elsewhere as
-// they lie in a tensor.
-template <class T, class Part>
-FASTOPS_INLINE unit_t<T> load_held(const accumulate_t<T>* p, Part part) {
-  if constexpr (sizeof(T) == 2)
-    return {load(p), load(p + simd<float>::size)};
-  else
-    return load(p, part);
-}
-// A parameter's: held, or of T's own type as they lie.
-template <class T, class P, class Part>
-FASTOPS_INLINE unit_t<T> load_parameter(const P* p, Part part) {
-  if constexpr (sizeof(P) == sizeof(T))
-    return load(p, part);
-  else
-    return load_held<T>(p, part);
-}
-template <class A, class V>
-FASTOPS_INLINE void hold(A* p, pair<V> v) {
-  store(p, v.a);
-  store(p + sizeof(V) / sizeof(A), v.b);
-}
-template <class A>
-FASTOPS_INLINE void hold(A* p, vec_t<A> v) {
-  store(p, v);
-}
-
-// The same number in every lane.
-template <class T>
-FASTOPS_INLINE unit_t<T> every(accumulate_t<T> a) {
-  const vec_t<T> v = vec_t<T>{} + a;
-  if constexpr (sizeof(T) == 2)
-    return {v, v};
-  else
-    return v;
-}
-
-template <class V>
-FASTOPS_INLINE V fold(V v) {
-  return v;
-}
-template <class V>
-FASTOPS_INLINE V fold(pair<V> v) {
-  return v.a + v.b;
-}
 
 // v as it is when stored and read again.
 template <class T>
@@ -172,14 +70,6 @@ FASTOPS_INLINE void put(T* p, whole, unit_t<T> v) {
 template <bool Stream, class T>
 FASTOPS_INLINE void put(T* p, first part, unit_t<T> v) {
   store(p, part, v);
-}
-
-// f(i, part) for the units of n elements.
-template <class T, class F>
-FASTOPS_INLINE void for_units(int64_t n, F f) {
-  int64_t i = 0;
-  for (; i + kUnit<T> <= n; i += kUnit<T>) f(i, whole{});
-  if (i < n) f(i, first{n - i});
 }
 
 // The lanes' sums of the Sums units that f(i, part, terms) sets for the units of n elements.
@@ -242,53 +132,6 @@ struct row_sums {
 
 // Parameters of a half type are widened once for all rows up to so many elements; more would push the rows out of L1.
 constexpr int64_t kHeldParameters = 1024;
-
-// weight + offset or bias, as a kernel for T holds them; `missing` where there is none.
-template <class T>
-struct Parameter {
-  using A = accumulate_t<T>;
-  const void* data;
-  DType dtype;
-  A missing, offset;
-
-  // Whether a kernel for a half type can read it where it lies.
-  FASTOPS_INLINE bool own() const { return sizeof(T) == 2 && data && dtype != DType::f32 && offset == 0; }
-  FASTOPS_INLINE const T* own_at(int64_t begin) const { return static_cast<const T*>(data) + begin; }
-
-  // Elements [begin, begin + count): where they lie, or in `room`.
-  __attribute__((noinline)) const A* at(int64_t begin, int64_t count, A* room) const {
-    if (!data) {
-      for_units<T>(count, [&](int64_t i, auto) { hold(room + i, every<T>(missing)); });
-      return room;
-    }
-    if (dtype == (sizeof(A) == 8 ? DType::f64 : DType::f32)) {
-      const A* p = static_cast<const A*>(data) + begin;
-      if (sizeof(T) == sizeof(A) && offset == 0) return p;
-      for_units<T>(count, [&](int64_t i, auto part) { hold(room + i, in_lanes(p + i, part) + every<T>(offset)); });
-    } else {
-      const T* p = static_cast<const T*>(data) + begin;
-      for_units<T>(count, [&](int64_t i, auto part) { hold(room + i, load(p + i, part) + every<T>(offset)); });
-    }
-    return room;
-  }
-
- private:
-  // For half types in their order, NaNs with the bits that store_pair asks for.
-  template <class Part>
-  static FASTOPS_INLINE unit_t<T> in_lanes(const A* p, Part part) {
-    if constexpr (sizeof(T) == 2) {
-      pair<vf32> v;
-      if constexpr (__is_same(Part, whole))
-        v = load_pair(p);
-      else
-        v = load_pair_first(p, part.count);
-      const vf32 nan = like(vf32{}, __builtin_nan(""));
-      return to_lanes_of<T>(pair<vf32>{v.a == v.a ? v.a : nan, v.b == v.b ? v.b : nan});
-    } else {
-      return load(p, part);
-    }
-  }
-};
 
 template <class A>
 struct Room {  // whole vectors, also behind the last element

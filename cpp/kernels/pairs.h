@@ -10,11 +10,11 @@ struct pair {
   V a, b;
 };
 
-// Asks for the cache lines of the pair that is half a page on. The hardware's prefetcher stops at the end of a page, and
+// Asks for the cache lines of the N elements that are half a page on. The hardware's prefetcher stops at the end of a page, and
 // behind long arithmetic too few loads are under way to hide that; where there is none, the loads themselves run ahead.
-template <class T>
-FASTOPS_INLINE void prefetch_pair(const T* p) {
-  constexpr int kAhead = 2048, kBytes = 2 * simd<accumulate_t<T>>::size * sizeof(T), kLine = 64;
+template <int N, class T>
+FASTOPS_INLINE void prefetch_ahead(const T* p) {
+  constexpr int kAhead = 2048, kBytes = N * sizeof(T), kLine = 64;
   for (int k = 0; k < kBytes; k += kLine) __builtin_prefetch(reinterpret_cast<const char*>(p) + kAhead + k);
 }
 

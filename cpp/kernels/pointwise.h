@@ -48,7 +48,7 @@ void pointwise_run(T* const* data, int64_t n, F& f) {
   int64_t i = 0;
   for (; i + 2 * W <= n; i += 2 * W) {
     if constexpr (Long || sizeof(T) == 2)  // a half type's conversions are long enough
-      for (int k = 0; k < Outputs + Inputs; ++k) prefetch_pair(at[k] + i);
+      for (int k = 0; k < Outputs + Inputs; ++k) prefetch_ahead<2 * W>(at[k] + i);
     for (int k = 0; k < Inputs; ++k) {
       const auto both = load_pair(inputs[k] + i);
       in[k] = both.a;
@@ -76,12 +76,15 @@ void pointwise_gather(T* const* data, const int64_t* strides, int64_t n, F& f) {
   constexpr int64_t kBlock = 256;
   T buffer[Outputs + Inputs][kBlock];
   T* at[Outputs + Inputs];
+  for (int k = Outputs; k < Outputs + Inputs; ++k)
+    if (strides[k] == 0)  // once for all blocks
+      for (int64_t j = 0, count = n < kBlock ? n : kBlock; j < count; ++j) buffer[k][j] = data[k][0];
   for (int64_t i = 0; i < n; i += kBlock) {
     const int64_t count = n - i < kBlock ? n - i : kBlock;
     for (int k = 0; k < Outputs + Inputs; ++k) {
       T* from = data[k] + i * strides[k];
       at[k] = strides[k] == 1 ? from : buffer[k];
-      if (k >= Outputs && strides[k] != 1)
+      if (k >= Outputs && strides[k] != 1 && strides[k] != 0)
         for (int64_t j = 0; j < count; ++j) buffer[k][j] = from[j * strides[k]];
     }
     pointwise_run<T, Outputs, Inputs, Long>(at, count, f);
@@ -99,31 +102,34 @@ void pointwise_elements(const Pointwise& p, int64_t begin, int64_t end, F& f) {
     for (int k = 0; k < kOperands; ++k) data[k] = static_cast<T*>(p.data[k]) + begin;
     return pointwise_run<T, Outputs, Inputs, Long>(data, end - begin, f);
   }
-  int64_t index[kMaxDims], rest = begin;
-  for (int d = 0; d < p.ndim; ++d) {
-    index[d] = rest % p.sizes[d];
-    rest /= p.sizes[d];
-  }
-  int64_t inner[kOperands];
+  int64_t index[kMaxDims], inner[kOperands], rest = begin;
   bool unit = true;
   for (int k = 0; k < kOperands; ++k) {
+    data[k] = static_cast<T*>(p.data[k]);
     inner[k] = p.strides[k][0];
     unit &= inner[k] == 1;
   }
-  while (begin < end) {
-    for (int k = 0; k < kOperands; ++k) {
-      int64_t offset = 0;
-      for (int d = 0; d < p.ndim; ++d) offset += index[d] * p.strides[k][d];
-      data[k] = static_cast<T*>(p.data[k]) + offset;
-    }
+  auto advance = [&](int d, int64_t steps) {
+    for (int k = 0; k < kOperands; ++k) data[k] += steps * p.strides[k][d];
+  };
+  for (int d = 0; d < p.ndim; ++d) {
+    index[d] = rest % p.sizes[d];
+    rest /= p.sizes[d];
+    advance(d, index[d]);
+  }
+  for (;;) {
     const int64_t left = p.sizes[0] - index[0], n = left < end - begin ? left : end - begin;
     unit ? pointwise_run<T, Outputs, Inputs, Long>(data, n, f)
          : pointwise_gather<T, Outputs, Inputs, Long>(data, inner, n, f);
     begin += n;
-    index[0] += n;
-    for (int d = 0; d + 1 < p.ndim && index[d] == p.sizes[d]; ++d) {
+    if (begin >= end) return;
+    advance(0, -index[0]);
+    index[0] = 0;
+    for (int d = 1;; ++d) {
+      advance(d, 1);
+      if (++index[d] < p.sizes[d]) break;
+      advance(d, -p.sizes[d]);
       index[d] = 0;
-      ++index[d + 1];
     }
   }
 }

@@ -428,13 +428,4 @@ FASTOPS_INLINE void dispatch(DType dtype, F f) {
   }
 }
 
-// The type of affine parameters: the input's own, or f32 beside a half-precision input.
-template <class T, class F>
-FASTOPS_INLINE void dispatch_parameter(DType parameter, F f) {
-  if constexpr (sizeof(T) == 2) {
-    if (parameter == DType::f32) return f(tag<float>{});
-  }
-  return f(tag<T>{});
-}
-
 }  // namespace fastops::FASTOPS_ISA

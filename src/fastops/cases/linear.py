@@ -74,6 +74,7 @@ def samples() -> Iterator[Sample]:
     for a in ("gelu", "relu"):
         yield sample("one", a, (1,), 1, 1)
         yield sample("vector", a, (), 5, 3)
+        yield sample("long", a, (3,), 4, 4099, bias="f32")
         yield sample("no_features_in", a, (3,), 0, 5)
         for layout in LAYOUTS:
             yield sample(f"{layout.__name__}_input", a, (37,), 31, 33, x=layout)
