@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from .. import _C
-from . import extent, nvrtc
+from . import nvrtc
 from .errors import KitError
-from .extent import Size
+from .extent import Launch, Size
 from .from_source import FromSource
 from .signature import Packing
-
-_MAX_GRID = (2**31 - 1, 65535, 65535)
-_MAX_BLOCK = (1024, 1024, 64)
-_MAX_THREADS = 1024
 
 
 class _Ready(NamedTuple):
@@ -65,9 +61,7 @@ class CudaKernel(FromSource):
     ):
         super().__init__(source, name, signature, options, contiguous, grid, block, shared)
         names = [p.name for p in self.signature.parameters]
-        self._grid = _extents("grid", grid, names, self.name)
-        self._block = _extents("block", block, names, self.name)
-        self._shared = extent.as_function(shared, names, self.name)
+        self._launch = Launch(self.name, names, grid, block, shared)
         self._ready: dict[tuple[tuple[torch.dtype, ...], torch.device], _Ready] = {}
 
     def __call__(self, *arguments: Any) -> None:
@@ -80,16 +74,8 @@ class CudaKernel(FromSource):
         dtypes, device = self.signature.bind(arguments, "cuda", self.contiguous)
         ready = self._ready.get((dtypes, device)) or self._prepare(dtypes, device)
         packed = ready.packing(arguments)
-        grid = self._sizes("grid", self._grid, _MAX_GRID, arguments)
-        block = self._sizes("block", self._block, _MAX_BLOCK, arguments)
-        if block[0] * block[1] * block[2] > _MAX_THREADS:
-            raise KitError(f"[{self.name}] block must have at most {_MAX_THREADS} threads, got {block}")
-        if 0 in grid:
-            return
-        if 0 in block:
-            raise KitError(f"[{self.name}] block must have at least one thread, got {block}")
-        (shared,) = self._sizes("shared", (self._shared,), (2**31 - 1,), arguments)
-        _C.kit_launch(ready.handle, grid, block, shared, packed)
+        if sizes := self._launch(arguments):
+            _C.kit_launch(ready.handle, *sizes, packed)
 
     def prepare(self, *dtypes: torch.dtype, device: torch.device | str | int | None = None) -> None:
         """Compiles and loads ahead of the first call: one dtype a type variable, by default for the current device."""
@@ -121,25 +107,6 @@ class CudaKernel(FromSource):
         handle = _C.kit_kernel(library, image.names[self.function], device.index, self.name, packing.offsets)
         ready = self._ready[dtypes, device] = _Ready(handle, packing)
         return ready
-
-    def _sizes(
-        self, what: str, extents: Sequence[Callable[..., int]], most: Sequence[int], arguments: Sequence[Any]
-    ) -> tuple[int, ...]:
-        try:
-            sizes = tuple(size(*arguments) for size in extents)
-        except (ArithmeticError, AttributeError, IndexError, TypeError) as error:
-            raise KitError(f"[{self.name}] {what} cannot be computed: {type(error).__name__}: {error}") from error
-        for size, limit in zip(sizes, most, strict=True):
-            if not isinstance(size, int) or not 0 <= size <= limit:
-                raise KitError(f"[{self.name}] {what} must be integers from 0 to {list(most)}, got {list(sizes)}")
-        return sizes
-
-
-def _extents(what: str, given: Any, names: Sequence[str], where: str) -> tuple[Callable[..., int], ...]:
-    listed = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-    if not 1 <= len(listed) <= 3:
-        raise KitError(f"[{where}] {what} must have one to three sizes, got {len(listed)}")
-    return tuple(extent.as_function(size, names, where) for size in (*listed, 1, 1)[:3])
 
 
 cuda_kernel = CudaKernel

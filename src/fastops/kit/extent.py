@@ -15,9 +15,66 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "numel": lambda tensor: tensor.numel(),
     "size": lambda tensor, dim: tensor.size(dim),
 }
+_MAX_GRID = (2**31 - 1, 65535, 65535)
+_MAX_BLOCK = (1024, 1024, 64)
+_MAX_THREADS = 1024
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)
 
 Size = int | str | Callable[..., int]
+
+
+class Launch:
+    """Grid, block and dynamic shared memory of a kernel, as functions of its arguments."""
+
+    def __init__(
+        self,
+        name: str,
+        parameters: Sequence[str],
+        grid: Size | Sequence[Size],
+        block: Size | Sequence[Size],
+        shared: Size,
+    ) -> None:
+        self.name = name
+        self.described = (grid, block, shared)
+        self._grid = _extents("grid", grid, parameters, name)
+        self._block = _extents("block", block, parameters, name)
+        self._shared = (as_function(shared, parameters, name),)
+
+    def __call__(self, arguments: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
+        """Blocks, threads and bytes; None for an empty grid, of which nothing is launched.
+
+        Raises:
+            KitError: no launch has such sizes.
+        """
+        grid = self._sizes("grid", self._grid, _MAX_GRID, arguments)
+        block = self._sizes("block", self._block, _MAX_BLOCK, arguments)
+        if block[0] * block[1] * block[2] > _MAX_THREADS:
+            raise KitError(f"[{self.name}] block must have at most {_MAX_THREADS} threads, got {block}")
+        if 0 in grid:
+            return None
+        if 0 in block:
+            raise KitError(f"[{self.name}] block must have at least one thread, got {block}")
+        (shared,) = self._sizes("shared", self._shared, (2**31 - 1,), arguments)
+        return grid, block, shared
+
+    def _sizes(
+        self, what: str, extents: Sequence[Callable[..., int]], most: Sequence[int], arguments: Sequence[Any]
+    ) -> tuple[int, ...]:
+        try:
+            sizes = tuple(size(*arguments) for size in extents)
+        except (ArithmeticError, AttributeError, IndexError, TypeError) as error:
+            raise KitError(f"[{self.name}] {what} cannot be computed: {type(error).__name__}: {error}") from error
+        for size, limit in zip(sizes, most, strict=True):
+            if not isinstance(size, int) or not 0 <= size <= limit:
+                raise KitError(f"[{self.name}] {what} must be integers from 0 to {list(most)}, got {list(sizes)}")
+        return sizes
+
+
+def _extents(what: str, given: Any, names: Sequence[str], where: str) -> tuple[Callable[..., int], ...]:
+    listed = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    if not 1 <= len(listed) <= 3:
+        raise KitError(f"[{where}] {what} must have one to three sizes, got {len(listed)}")
+    return tuple(as_function(size, names, where) for size in (*listed, 1, 1)[:3])
 
 
 def as_function(what: Size, names: Sequence[str], where: str) -> Callable[..., int]:

@@ -14,36 +14,61 @@ from torch.autograd import forward_ad
 
 from .. import _C
 from .._operator import Differentiable
-from . import compiler, expression, linker, nvrtc
+from . import compiler, expression, linker, numba_extra, nvrtc
 from .content import content_hash
 from .elementwise import Gradients, aligned, differentiable, like, wrong_count
-from .errors import ExpressionError, KitError, NoCompiler
+from .errors import ExpressionError, KitError
 from .expression import Node
+from .extent import Size
+from .numba_kernel import numba_kernel
 from .pointwise import Pointwise
 from .program import Program, explained, unique
 from .source import real_of
 
 
-def numba_op(function: Callable[..., Any] | None = None, *, backward: Callable[..., Any] | None = None) -> Any:
-    """Makes of a scalar function of numbers an elementwise op of tensors; a decorator, with or without arguments.
+def numba_op(
+    function: Callable[..., Any] | None = None,
+    *,
+    backward: Callable[..., Any] | None = None,
+    grid: Size | Sequence[Size] | None = None,
+    **kernel: Any,
+) -> Any:
+    """Makes an op of tensors of a function that Numba compiles; a decorator, with or without arguments.
 
-    Numba compiles the function, for CUDA too, and it is linked into the kernels of ``kit.elementwise``: broadcasting,
-    any strides, float16 to float64 (the half types in float32), torch's current stream, and tensors that require grad.
-    It may contain what Numba takes: loops, branches, ``math``. Write an expression as ``kit.elementwise``, which needs
-    no Numba.
+    **A scalar function** of numbers becomes an elementwise op: it is linked into the kernels of ``kit.elementwise``,
+    with broadcasting, any strides, float16 to float64 (the half types in float32), torch's current stream, and tensors
+    that require grad. It may contain what Numba takes: loops, branches, ``math``. Write an expression as
+    ``kit.elementwise``, which needs no Numba.
+
+    **A whole kernel**, a function under ``@cuda.jit``, has a ``grid``. Its parameters are tensors of any strides, which
+    it reads, and the output, which it writes; it is called with the former and returns the latter. It is compiled for
+    the dtypes and dimensions of a call, and launched on the tensors' device and torch's current stream there. It is a
+    ``kit.op``, and takes what that takes.
 
     Args:
-        function: of one to eight numbers, to one number.
+        function: of one to eight numbers, to one number; or a kernel.
         backward: ``backward(grad, ...)`` returns a gradient for each parameter of ``function``. Its parameters are
             called as those, ``grad`` and ``out``. A function that is an expression becomes a kernel; else it is called
-            with tensors, and differentiated by torch. Default: derived, if ``function`` is an expression.
+            with tensors, and differentiated by torch. Default: derived, if ``function`` is an expression. Of a kernel
+            it is as in ``kit.op``, and the output is called as the kernel calls it.
+        grid: for a kernel, as in ``kit.cuda_kernel``: ``"ceil(numel(out) / 256)"``, over the kernel's parameters.
+        kernel: with a grid alone. ``block=256`` and ``shared=0`` as in ``kit.cuda_kernel``. ``cpu``, ``reference``,
+            ``fake``, ``vmap``, ``autocast`` and ``outputs`` as in ``kit.op``; but without ``fake``, which is what
+            allocates the outputs, each is like the first tensor. ``schema``, where the parameters are not tensors and
+            an output: ``"my::scale(Tensor x, float a=2.0) -> Tensor out"``, with the kernel's own names in any order;
+            int, float and bool are numbers of 64 bits, and truth.
 
     Raises:
         NoCompiler: Numba is not installed.
         KitError: parameters that cannot be served; later, a derivative where there is none.
+        CompileError: later, from a kernel that Numba does not compile, or that writes to what it should read.
     """
     if function is None:
-        return lambda function: numba_op(function, backward=backward)
+        return lambda function: numba_op(function, backward=backward, grid=grid, **kernel)
+    if grid is not None:
+        return numba_kernel(function, grid=grid, backward=backward, **kernel)
+    if kernel or hasattr(function, "forall"):  # which is what @cuda.jit makes
+        raise KitError(f"[{function.__name__}] a kernel needs grid=, which says that it is one")
     return NumbaOp(function, backward)
 
 
@@ -52,7 +77,7 @@ class NumbaOp:
 
     def __init__(self, function: Callable[..., Any], backward: Callable[..., Any] | None) -> None:
         name = function.__name__ if function.__name__.isidentifier() else "function"
-        _numba(name)
+        numba_extra.numba(name)
         self.name = self.__name__ = name
         self.__doc__, self.__module__ = function.__doc__, function.__module__
         self._qualified = function.__qualname__
@@ -92,28 +117,6 @@ class NumbaOp:
     def dispatched(self, *tensors: Tensor) -> tuple[Any, tuple[Any, ...]]:
         """What torch's dispatcher is called with, for ``torch.library.opcheck``."""
         return self._program.raw, tensors
-
-
-def _numba(name: str) -> Any:
-    try:
-        import numba  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    except ImportError as error:
-        raise _missing(name, error, "numba") from None
-    return numba
-
-
-def _numba_cuda(name: str) -> Any:
-    try:
-        # With it numba.cuda is this one, not Numba's old.
-        import numba_cuda  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: F401
-        from numba import cuda
-    except ImportError as error:
-        raise _missing(name, error, f"numba-cu{(torch.version.cuda or '13').partition('.')[0]}") from None
-    return cuda
-
-
-def _missing(name: str, error: ImportError, extra: str) -> NoCompiler:
-    return NoCompiler(f'[{name}] Numba is missing ({error}). pip install "{_C.build_info()["distribution"]}[{extra}]"')
 
 
 class _Foreign(NamedTuple):
@@ -201,7 +204,7 @@ class _Program(Pointwise):
 
     def _loop(self, real: str) -> Any:
         """A C function of arrays: pointers to the inputs, to the output, and how many elements."""
-        numba = _numba(self.name)
+        numba = numba_extra.numba(self.name)
         number = numba.float64 if real == "double" else numba.float32
         pointer = numba.types.CPointer(number)
         count = len(self.tensors)
@@ -220,8 +223,8 @@ class _Program(Pointwise):
             raise KitError(f"[{self.name}] Numba does not compile it: {error}") from error
 
     def _device_function(self, real: str, arch: str) -> bytes:
-        cuda = _numba_cuda(self.name)
-        number = _numba(self.name).float64 if real == "double" else _numba(self.name).float32
+        cuda = numba_extra.numba_cuda(self.name)
+        number = numba_extra.numba(self.name).float64 if real == "double" else numba_extra.numba(self.name).float32
         capability = divmod(int(arch.removeprefix("sm_")), 10)
         code, _ = cuda.compile(
             self.function,
@@ -239,7 +242,7 @@ class _Program(Pointwise):
         transformed = forward_ad._current_level >= 0 or any(map(is_functorch_wrapped_tensor, inputs))
         if transformed or any(x.device.type != "cpu" for x in inputs):
             raise KitError(f"[{self.name}] forward mode and other devices need an expression; this is none: {self.why}")
-        numba = _numba(self.name)
+        numba = numba_extra.numba(self.name)
         wide = [x.detach().to(torch.promote_types(x.dtype, torch.float32)).numpy() for x in inputs]
         return (torch.as_tensor(numba.vectorize()(self.function)(*wide)),)
 

@@ -14,7 +14,7 @@ _TENSORS = ("Tensor", "Optional[Tensor]")
 
 
 class Schema:
-    """A schema as torch reads it: names of arguments, their defaults, which are tensors; names of outputs.
+    """A schema as torch reads it: names of arguments, their types, defaults, which are tensors; names of outputs.
 
     ``my::scale(Tensor x, *, float a=2.0) -> Tensor`` has arguments ``x`` and ``a`` and the output ``out``.
     """
@@ -41,6 +41,7 @@ class Schema:
         if not parsed.returns or any(str(r.type) != "Tensor" for r in parsed.returns):
             raise KitError(f"[{self.name}] the outputs must be Tensors, got {text.rpartition('->')[2].strip()!r}")
         self.arguments = tuple(a.name for a in parsed.arguments)
+        self.types = dict(zip(self.arguments, types, strict=True))
         self.defaults = {a.name: a.default_value for a in parsed.arguments if a.has_default_value()}
         self.tensors = tuple(k for k, t in enumerate(types) if t in _TENSORS)
         several = len(parsed.returns) > 1

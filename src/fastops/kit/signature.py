@@ -225,8 +225,7 @@ class Packing:
         self._codes = ["P" if p.pointer else _BY_DTYPE[dtype].code for p, dtype in pairs]
         self._convert = [_address if p.pointer else _number(dtype) for p, dtype in pairs]
         self._struct = struct.Struct("@" + "".join(self._codes))
-        # A count of zero pads up to the type's alignment and no more.
-        self.offsets = [struct.calcsize("@" + "".join(self._codes[:k]) + "0" + c) for k, c in enumerate(self._codes)]
+        self.offsets = offsets(self._codes)
 
     def __call__(self, arguments: Sequence[Any]) -> bytes:
         values = [convert(value) for convert, value in zip(self._convert, arguments, strict=True)]
@@ -244,6 +243,12 @@ class Packing:
                 kind = str(dtype).removeprefix("torch.")
                 return KitError(f"[{self._signature.name}] {parameter.name} must fit {kind}, got {value}")
         return KitError(f"[{self._signature.name}] the arguments cannot be packed")
+
+
+def offsets(codes: Sequence[str]) -> list[int]:
+    """Where ``struct``, and C, put each of these types."""
+    # A count of zero pads up to the type's alignment and no more.
+    return [struct.calcsize("@" + "".join(codes[:k]) + "0" + code) for k, code in enumerate(codes)]
 
 
 def _address(tensor: Tensor | None) -> int:
