@@ -28,7 +28,7 @@ GRID = "ceil(numel(out) / 256)"
 def square_kernel(x: Any, out: Any) -> None:
     i = cuda.grid(1)
     if i < out.size:
-        out[i] = x[i] * x[i]
+        out.flat[i] = x.flat[i] * x.flat[i]
 
 
 @cuda.jit
@@ -49,9 +49,9 @@ def transform_reference(x: Tensor, bias: Tensor, a: float, twice: bool) -> tuple
     return (2 * y if twice else y + 0), y.mean(1)
 
 
-square = kit.numba_op(
-    cpu=lambda x: x * x, backward=lambda grad, x: 2 * x * grad, vmap="elementwise", grid="ceil(numel(out) / 256)"
-)(square_kernel)
+square = kit.numba_op(cpu=lambda x: x * x, backward=lambda grad, x: 2 * x * grad, vmap="elementwise", grid=GRID)(
+    square_kernel
+)
 transform = kit.numba_op(
     schema="kernels::transform(Tensor x, Tensor bias, float a=2.0, *, bool twice=False) -> (Tensor out, Tensor mean)",
     reference=transform_reference,
@@ -203,9 +203,9 @@ TRANSFORM = (
 
 @compilers
 @pytest.mark.parametrize("dtype", numba_abi.DTYPES)
-@pytest.mark.parametrize("layout", ["C", "A"])
-def test_images(dtype: torch.dtype, layout: str) -> None:
-    image = kernel_of(square).image([Kind(dtype, 1, layout), Kind(dtype, 1, "C")], "sm_90")
+@pytest.mark.parametrize(("dimensions", "layout"), [(0, "C"), (1, "C"), (3, "A")])
+def test_images(dtype: torch.dtype, dimensions: int, layout: str) -> None:
+    image = kernel_of(square).image([Kind(dtype, dimensions, layout), Kind(dtype, dimensions, "C")], "sm_90")
     assert image.startswith(b"\x7fELF")
     assert "square_kernel" in numba_kernel.entry(image)
 
@@ -288,7 +288,7 @@ def define(function: Any = square_kernel, **more: Any) -> Any:
 
 @pytest.mark.parametrize("dtype", numba_abi.DTYPES)
 def test_values(gpu: torch.device, dtype: torch.dtype) -> None:
-    x = (torch.randn(1000, device=gpu) * 3).to(dtype)
+    x = (torch.randn(10, 5, 20, device=gpu) * 3).to(dtype).transpose(0, 2)
     exact = dtype.is_floating_point or dtype.is_complex
     expected = x * x if exact else (x.long() * x.long()).to(dtype)
     torch.testing.assert_close(define()(x), expected)
