@@ -1,7 +1,7 @@
 """kit.numba_op of a whole ``numba.cuda`` kernel: compiled by Numba, launched as the kit's own kernels are.
 
-Numba's launcher is left out: it takes tensors through ``__cuda_array_interface__``, where torch refuses those that require
-grad and names neither bfloat16 nor its stream.
+Numba's launcher is left out: it takes tensors through ``__cuda_array_interface__``, where torch refuses those that
+require grad and names neither bfloat16 nor its stream.
 """
 
 from __future__ import annotations
