@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import math
 import re
@@ -82,6 +83,14 @@ def test_the_twin_is_differentiable() -> None:
 def test_every_transform() -> None:
     kit.check(square, torch.tensor([0.5, -1.0, 2.0]))
     kit.check(transform, (torch.randn(3, 4), torch.randn(4), 0.5), unsupported={"0-d": "x is a matrix"})
+
+
+def test_a_copy_has_no_handles() -> None:
+    kernel = copy.copy(kernel_of(square))
+    kernel._ready[torch.device("cuda", 0), ()] = numba_kernel._Ready(1, numba_abi.Packing(()))
+    again = copy.deepcopy(kernel)
+    assert not again._ready
+    assert again.content_hash == kernel.content_hash
 
 
 def test_torch_compile() -> None:

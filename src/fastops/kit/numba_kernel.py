@@ -100,6 +100,9 @@ class NumbaKernel:
             _C.kit_launch(ready.handle, *sizes, ready.packing(arguments))
         return outputs
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ready": {}}  # whose handles are addresses in this process
+
     def __repr__(self) -> str:
         return f"{self.name}, compiled by Numba"
 
