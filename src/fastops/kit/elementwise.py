@@ -126,13 +126,6 @@ def differentiable(program: Pointwise, gradients: Gradients) -> Differentiable:
     )
 
 
-def like(gradient: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """A gradient as the input that it is of, which was broadcast and promoted."""
-    if gradient.shape != shape:
-        gradient = gradient.sum_to_size(shape)
-    return gradient if gradient.dtype == dtype else gradient.to(dtype)
-
-
 def aligned(count: int, size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, ...]:
     """The ``batch`` rule of ops whose first ``count`` inputs broadcast: the batch first, then as before."""
     tensors = [x if d is None else x.movedim(d, 0) for x, d in zip(inputs[:count], in_dims, strict=False)]

@@ -12,11 +12,10 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
-from .. import _C
 from .._operator import Differentiable
 from . import compiler, expression, linker, numba_extra, nvrtc
 from .content import content_hash
-from .elementwise import Gradients, aligned, differentiable, like, wrong_count
+from .elementwise import Gradients, aligned, differentiable, wrong_count
 from .errors import ExpressionError, KitError
 from .expression import Node
 from .extent import Size
@@ -158,6 +157,8 @@ class _Program(Pointwise):
     Where the function is an expression too, that is the reference; else Numba is, on the CPU.
     """
 
+    cuda_compilers = "Numba and NVRTC"
+
     def __init__(self, function: Callable[..., Any], name: str, tensors: tuple[str, ...], content: str) -> None:
         self.function = function
         self.symbol = f"kit_numba_{content_hash(content)[:16]}"
@@ -173,10 +174,10 @@ class _Program(Pointwise):
             Program.__init__(self, name, tensors, (), 1, content)
 
     def compile(self, dtypes: Sequence[int], device: int, variant: int) -> None:
-        real = real_of(dtypes)
-        if device >= 0:
-            self._compile_cuda(real, dtypes, device, variant)
+        if device >= 0:  # without Numba's compiler an error: there may be no expression to fall back to
+            self.add_cuda_kernel(dtypes, device, variant)
             return
+        real = real_of(dtypes)
         if compiler.available():
             options = expression.CPP_OPTIONS
             library = compiler.shared_library(self.cpp(dtypes), name=self.name, options=options)
@@ -186,18 +187,10 @@ class _Program(Pointwise):
         super().compile(dtypes, device, variant)
 
     def cuda_image(self, dtypes: Sequence[int], variant: int, arch: str) -> bytes:
-        """The machine code of one kernel. Needs no GPU."""
         real = real_of(dtypes)
         options = ("-dlto", "--relocatable-device-code=true")
         kernel = nvrtc.compile(self.cuda(dtypes, variant), name=self.name, arch=arch, options=options).cubin
         return linker.link([kernel, self._device_function(real, arch)], name=self.name, arch=arch)
-
-    def _compile_cuda(self, real: str, dtypes: Sequence[int], device: int, variant: int) -> None:
-        key = sum(dtype << 2 * k for k, dtype in enumerate(dtypes))
-        arch = nvrtc.arch_of(device)
-        image = self.cuda_image(dtypes, variant, arch)
-        _C.kit_add_cuda_kernel(self.number, key, device, variant, _C.kit_load(image), "kit_kernel")
-        self.paths[device, tuple(dtypes)] = f"CUDA compiled by Numba and NVRTC for {arch}"
 
     def _function(self) -> Any:
         return _Foreign(self.symbol, self.tensors)
@@ -224,7 +217,8 @@ class _Program(Pointwise):
 
     def _device_function(self, real: str, arch: str) -> bytes:
         cuda = numba_extra.numba_cuda(self.name)
-        number = numba_extra.numba(self.name).float64 if real == "double" else numba_extra.numba(self.name).float32
+        numba = numba_extra.numba(self.name)
+        number = numba.float64 if real == "double" else numba.float32
         capability = divmod(int(arch.removeprefix("sm_")), 10)
         code, _ = cuda.compile(
             self.function,
@@ -276,7 +270,6 @@ def _opaque(program: _Program, backward: Callable[..., Any] | None, reads: tuple
         values = dict(zip(program.tensors, inputs[:count], strict=True)) | {"out": output}
         ctx.names = [name for name in reads if name != "grad"]
         ctx.save_for_backward(*[values[name] for name in ctx.names])
-        ctx.like = [(x.shape, x.dtype) for x in inputs[:count]]
 
     def gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         values = dict(zip(ctx.names, ctx.saved_tensors, strict=True)) | {"grad": grad}
@@ -284,8 +277,7 @@ def _opaque(program: _Program, backward: Callable[..., Any] | None, reads: tuple
         found = found if isinstance(found, tuple) else (found,)
         if len(found) != count:
             raise _wrong_count(program, len(found))
-        wanted = zip(found, ctx.like, ctx.needs_input_grad, strict=True)
-        return tuple(like(gradient, *of) if need else None for gradient, of, need in wanted)
+        return tuple(g if need else None for g, need in zip(found, ctx.needs_input_grad, strict=True))
 
     def refuse(ctx: Any, grad: Tensor) -> NoReturn:
         raise KitError(f"[{program.name}] has no derivative: give kit.numba_op backward=")

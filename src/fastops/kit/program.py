@@ -45,6 +45,8 @@ class Program:
         more: further arguments in the schema, between the scalars and the end.
     """
 
+    cuda_compilers = "NVRTC"
+
     def __init__(
         self, name: str, tensors: Sequence[str], scalars: Sequence[str], outputs: int, content: str, more: str = ""
     ) -> None:
@@ -99,24 +101,35 @@ class Program:
             device: of CUDA; -1 is the CPU.
             variant: one of the kind's own.
         """
-        key = sum(dtype << 2 * k for k, dtype in enumerate(dtypes))
-        place = (self.number, key, device, variant)
         try:
             if device < 0:
                 library = compiler.shared_library(self.cpp(dtypes), name=self.name, options=expression.CPP_OPTIONS)
-                _C.kit_add_kernel(*place, ctypes.cast(library.loop, ctypes.c_void_p).value or 0)
-                path = f"C++ compiled by {compiler.available()}"
+                address = ctypes.cast(library.loop, ctypes.c_void_p).value or 0
+                _C.kit_add_kernel(self.number, _key(dtypes), device, variant, address)
+                self.paths[device, tuple(dtypes)] = f"C++ compiled by {compiler.available()}"
             else:
-                arch = nvrtc.arch_of(device)
-                image = nvrtc.compile(self.cuda(dtypes, variant), name=self.name, arch=arch)
-                _C.kit_add_cuda_kernel(*place, _C.kit_load(image.cubin), "kit_kernel")
-                path = f"CUDA compiled by NVRTC for {arch}"
+                self.add_cuda_kernel(dtypes, device, variant)
         except NoCompiler as error:
-            _C.kit_add_kernel(*place, 0)
-            path = f"plain PyTorch: {error}"
+            _C.kit_add_kernel(self.number, _key(dtypes), device, variant, 0)
+            self.paths[device, tuple(dtypes)] = f"plain PyTorch: {error}"
             if device >= 0:
                 _warn(str(error))
-        self.paths[device, tuple(dtypes)] = path
+
+    def add_cuda_kernel(self, dtypes: Sequence[int], device: int, variant: int) -> None:
+        """What :meth:`compile` does on CUDA where there is a compiler; else NoCompiler."""
+        arch = nvrtc.arch_of(device)
+        image = _C.kit_load(self.cuda_image(dtypes, variant, arch))
+        _C.kit_add_cuda_kernel(self.number, _key(dtypes), device, variant, image, "kit_kernel")
+        self.paths[device, tuple(dtypes)] = f"CUDA compiled by {self.cuda_compilers} for {arch}"
+
+    def cuda_image(self, dtypes: Sequence[int], variant: int, arch: str) -> bytes:
+        """The machine code of one kernel. Needs no GPU."""
+        return nvrtc.compile(self.cuda(dtypes, variant), name=self.name, arch=arch).cubin
+
+
+def _key(dtypes: Sequence[int]) -> int:
+    """As the extension knows a combination of dtypes: two bits for each."""
+    return sum(dtype << 2 * k for k, dtype in enumerate(dtypes))
 
 
 class Kernels(NamedTuple):

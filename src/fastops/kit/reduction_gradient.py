@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._operator import Differentiable
 from . import expression, source
-from .elementwise import Gradients, aligned, differentiable, like, of_one_dtype
+from .elementwise import Gradients, aligned, differentiable, of_one_dtype
 from .expression import Node
 from .pointwise import pointwise
 from .program import Kernels, promoted
@@ -38,12 +38,12 @@ def differentiable_reduction(
     def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         assert gradient is not None
         ctx.scalars, (ctx.dim, ctx.keepdim) = inputs[count:-3], inputs[-3:-1]
-        ctx.like = [(x.shape, x.dtype) for x in inputs[:count]]
+        ctx.shapes = [x.shape for x in inputs[:count]]
         ctx.save_for_backward(*[inputs[k] for k in gradient.inputs], *([output] if gradient.output else []))
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         assert gradient is not None
-        shape = torch.broadcast_shapes(*(shape for shape, _ in ctx.like))
+        shape = torch.broadcast_shapes(*ctx.shapes)
         dims = normalised(program.name, ctx.dim, len(shape))
         kept = list(ctx.saved_tensors)
         if gradient.output:
@@ -52,10 +52,8 @@ def differentiable_reduction(
             _spread(grad, dims, ctx.keepdim).expand(shape), *kept, *ctx.scalars, float(length(shape, dims))
         )
         found = found if isinstance(found, tuple) else (found,)
-        gradients = (
-            like(g, *as_it_was) if needed else None
-            for g, as_it_was, needed in zip(found, ctx.like, ctx.needs_input_grad, strict=False)
-        )
+        # Autograd sums that of a broadcast input and rounds that of a promoted one.
+        gradients = (g if needed else None for g, needed in zip(found, ctx.needs_input_grad, strict=False))
         return *gradients, *[None] * (len(ctx.scalars) + 3)
 
     def batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, ...] | None:
