@@ -101,6 +101,7 @@ class Differentiable:
         # The builtin behind the overload saves a Python frame, its packet's a list too; Dynamo wants the overload.
         self.direct = direct or raw.overloadpacket._op
         self.traced = reference if inline else raw
+        self._is_reference = inline and not backward  # its derivative too: torch.compile needs no more than to trace it
         self.dtypes = EVERY_DTYPE if overrides else dtypes
         self.overrides = overrides
         self.save = save if save and backward else save_inputs
@@ -121,7 +122,7 @@ class Differentiable:
             return self.reference(*inputs)
         if not _compiling():
             return self._twin(*inputs)
-        if _functorch_active():
+        if _functorch_active() or self._is_reference:
             return self.reference(*inputs)
         if _grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
             return self._eager(*_distinct(inputs))

@@ -29,7 +29,7 @@ class Pointwise(Program):
         tensors = inputs[: len(self.tensors)]
         shape = torch.broadcast_shapes(*(t.shape for t in tensors))
         dtype = promoted(tensors)
-        outputs = tuple(_fresh(y.to(dtype), shape, tensors) for y in self._torch(*inputs))
+        outputs = tuple(_fresh(expression.cast(y, dtype), shape, tensors) for y in self._torch(*inputs))
         return outputs[0] if len(outputs) == 1 else outputs
 
     def fake(self, *inputs: Any) -> Any:

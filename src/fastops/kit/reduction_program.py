@@ -47,10 +47,11 @@ class Reduction(Program):
         values = values.expand(shape)
         n = length(shape, dims)
         self.check_empty(shape, dims)
-        total = self._total(values, dims, n).to(values.dtype)
+        total = expression.cast(self._total(values, dims, n), values.dtype)
         (out,) = self._post(total, torch.full((), n, dtype=values.dtype, device=values.device), *scalars)
         out = out.expand(total.shape).reshape(_reduced(shape, dims, keepdim))
-        return out.to(_result_dtype(tensors, wide)).contiguous()
+        out = expression.cast(out, _result_dtype(tensors, wide))
+        return out if out.is_contiguous() else out.contiguous()
 
     def check_empty(self, shape: Sequence[int], dims: tuple[int, ...]) -> None:
         if self.identity is None and length(shape, dims) == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import ExpressionError
 from .derivative import chain, derivative
 from .emit import emit_c
-from .evaluate import evaluate, torch_function
+from .evaluate import cast, evaluate, torch_function
 from .from_function import from_function
 from .nodes import Node, names
 from .parse import parse
@@ -19,6 +19,7 @@ __all__ = [
     "ExpressionError",
     "Node",
     "Signature",
+    "cast",
     "chain",
     "derivative",
     "emit_c",

@@ -52,10 +52,16 @@ def torch_function(nodes: tuple[Node, ...], parameters: tuple[str, ...]) -> Call
                 value = math.copysign(math.inf, value)
             return torch.full((), value, dtype=dtype, device=device)
 
-        operands = [x.to(dtype) if isinstance(x, Tensor) else number(x) for x in values]
+        operands = [cast(x, dtype) if isinstance(x, Tensor) else number(x) for x in values]
         return function(number, *operands)
 
     return call
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x.to(dtype)``, without a call that would return ``x``: Dynamo of torch 2.11 takes that for one output more of an
+    autograd.Function, and the gradient goes to it in the other's place."""
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def _computed_in(values: Sequence[Tensor | float]) -> tuple[torch.dtype, torch.device]:
