@@ -45,9 +45,14 @@ def transform_kernel(out: Any, bias: Any, a: Any, x: Any, twice: Any, mean: Any)
         mean[i] = total / x.shape[1]
 
 
-def transform_reference(x: Tensor, bias: Tensor, a: float, twice: bool) -> tuple[Tensor, Tensor]:
+def transform_outputs(x: Tensor, bias: Tensor, a: float, twice: bool) -> tuple[Tensor, Tensor]:
     if x.dim() != 2:
         raise ValueError(f"[transform] expected a matrix, got {list(x.shape)}")
+    return torch.empty_like(x), x.new_empty(x.shape[0])
+
+
+def transform_reference(x: Tensor, bias: Tensor, a: float, twice: bool) -> tuple[Tensor, Tensor]:
+    transform_outputs(x, bias, a, twice)
     y = a * x + bias
     return (2 * y if twice else y + 0), y.mean(1)
 
@@ -58,7 +63,7 @@ square = kit.numba_op(cpu=lambda x: x * x, backward=lambda grad, x: 2 * x * grad
 transform = kit.numba_op(
     schema="kernels::transform(Tensor x, Tensor bias, float a=2.0, *, bool twice=False) -> (Tensor out, Tensor mean)",
     reference=transform_reference,
-    fake=lambda x, bias, a, twice: (torch.empty_like(x), x.new_empty(x.shape[0])),
+    fake=transform_outputs,
     grid="ceil(size(x, 0) / 64)",
     block=64,
 )(transform_kernel)
