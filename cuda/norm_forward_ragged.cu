@@ -1,7 +1,7 @@
 // The forward of the norms for rows of up to 32 KB whose bytes are no multiple of 16, so that a row may start at any
 // element. A word is what 4 bytes hold; the lanes of a warp take neighbouring ones, at offsets that are constants in the
-// code. A row of halves that starts within 4 bytes is read and written by single halves in place of words: no lane touches
-// what lies outside its row, and the sums' order depends on n alone.
+// code. A row of halves that starts within 4 bytes is read by single halves in place of words, and written in words to which
+// two lanes give a half each. No lane touches what lies outside its row, and the sums' order depends on n alone.
 #include "norm_forward.cuh"
 
 namespace fastops::FASTOPS_ARCH {
@@ -55,6 +55,20 @@ struct Part {
         T* word = to + g * Step * W;
         if (has(g, W)) *reinterpret_cast<Vector<T, W>*>(word) = x[g];
         if (W == 2 && has_half(g)) *word = half_of(x[g], 0);
+      }
+    } else if constexpr (W == 2 && Step == kWarp) {
+      // Words that begin with the second half of the word before, which the lane before has; lane 0's is lane 31's.
+      const int lane = threadIdx.x % kWarp;
+      if (lane == 0 && has(0, 1)) *to = half_of(x[0], 0);
+      unsigned before = 0;
+#pragma unroll
+      for (int g = 0; g < Words; ++g) {
+        T* word = to + g * Step * W;
+        const unsigned around = __shfl_sync(0xffffffffu, x[g].pair[0], (lane + kWarp - 1) % kWarp);
+        const unsigned both = __byte_perm(lane == 0 ? before : around, x[g].pair[0], 0x5432);
+        before = around;
+        if ((g > 0 || lane > 0) && has(g, 1)) *reinterpret_cast<unsigned*>(word - 1) = both;
+        if (g >= Words - Checked && g * Step * W + 2 == left) word[1] = half_of(x[g], 1);
       }
     } else if constexpr (W == 2) {
 #pragma unroll
