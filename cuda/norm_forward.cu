@@ -1,6 +1,7 @@
 // The forward of the norms; formulas in kernels/norm.h. A row's input is read once and held in registers, packed, through
 // the passes over it: the mean, the sums of the distances from it and of their squares, the output. Rows too long for
-// registers go to norm_forward_ring.cu where the card has clusters, else are read three times.
+// registers go to norm_forward_ring.cu where the card has clusters, else are read three times. Rows whose bytes are no
+// multiple of 16 go to norm_forward_ragged.cu, unless they are too long for it.
 #include "norm_forward.cuh"
 #include "norm_ring.cuh"
 
@@ -10,16 +11,6 @@ namespace {
 // Early kernels with few elements a thread, whose registers leave room for more of them.
 template <class T, class P, int W, int Vectors, bool Early>
 constexpr bool holds_little = Early && W > 1 && (Vectors * W <= kElements<T, W>) && sizeof(P) == sizeof(T);
-
-// Blocks that are to fit a multiprocessor at once.
-constexpr int resident_blocks(int threads, bool more) {
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 750 || __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870)
-  constexpr int kThreads = __CUDA_ARCH__ == 750 ? 1024 : 1280, kBlocks = 16;
-#else
-  constexpr int kThreads = 1280, kBlocks = 24;
-#endif
-  return std::min((more ? kThreads : 1024) / threads, kBlocks);
-}
 
 // Lanes: those of a row; 0: the block. Early: parameters are fetched with the row, else once the sums are there, which
 // leaves registers for another block.
@@ -202,8 +193,6 @@ __global__ void __launch_bounds__(1024) forward_long_kernel(const __grid_constan
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-constexpr int64_t kMostBlocks = INT32_MAX;
-
 template <Norm N, class T, class P, int W, int Vectors, int Lanes, int Threads>
 void launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
   constexpr int kRows = Lanes ? Threads / Lanes : 1;
@@ -215,42 +204,44 @@ void launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
   }
 }
 
-// By the width of a vector and the number of them in a row: lanes of a warp while a few vectors a lane are enough, two
-// warps likewise, then blocks with more a thread. Three a thread where two would leave a fourth of the threads without:
-// rows of 192, 384, 768, 1536, 3072 halves.
 template <Norm N, class T, class P, int W>
-int launch_width(const NormForward& args, cudaStream_t stream) {
+int launch_long(const NormForward& args, cudaStream_t stream) {
+  const Forward<T, P> all(args);
+  for (int64_t row = 0; row < all.rows; row += kMostBlocks) {
+    const Forward<T, P> a = all.from_row(N, row);
+    forward_long_kernel<N, T, P, W><<<static_cast<unsigned>(std::min(a.rows, kMostBlocks)), 1024, 0, stream>>>(a);
+  }
+  return cudaGetLastError();
+}
+
+// By the number of vectors in a row: lanes of a warp while a few vectors a lane are enough, two warps likewise, then blocks
+// with more a thread. Three a thread where two would leave a fourth of the threads without: rows of 192, 384, 768, 1536,
+// 3072 halves.
+template <Norm N, class T, class P>
+int launch_registers(const NormForward& args, cudaStream_t stream) {
   const Forward<T, P> a(args);
-  constexpr int kFew = kElements<T, W> / W, kMany = 2 * kFew;
+  constexpr int W = kVector<T>, kFew = kVectors, kThree = 3, kMany = 2 * kFew;
   constexpr int kSmall = 128;
   const int64_t vectors = a.n / W;
   auto threads = [&](int each) { return static_cast<int>(ceil_div(vectors, each * kWarp) * kWarp); };
-  if constexpr (W == kVector<T>) {
-    constexpr int kThree = 3;
-    if (vectors <= 8 * kFew) return launch<N, T, P, W, kFew, 8, kSmall>(a, kSmall, stream), cudaGetLastError();
-    if (vectors > 8 * 2 && vectors <= 8 * kThree)
-      return launch<N, T, P, W, kThree, 8, kSmall>(a, kSmall, stream), cudaGetLastError();
-    if (vectors <= 16 * kFew) return launch<N, T, P, W, kFew, 16, kSmall>(a, kSmall, stream), cudaGetLastError();
-    if (vectors <= 16 * kThree) return launch<N, T, P, W, kThree, 16, kSmall>(a, kSmall, stream), cudaGetLastError();
-    if (vectors > 32 * kFew && vectors <= 32 * kThree)
-      return launch<N, T, P, W, kThree, 32, kSmall>(a, kSmall, stream), cudaGetLastError();
-    // Whole warps of three, where four a thread would leave some without.
-    if (vectors > 64 * kFew && vectors <= 512 * kThree && vectors % (3 * kWarp) == 0 && vectors % (4 * kWarp) != 0)
-      return launch<N, T, P, W, kThree, 0, 512>(a, threads(kThree), stream), cudaGetLastError();
-  }
-  constexpr int kWide = W == 1 ? 256 : 64;  // single elements are so many loads that more threads share them
+  if (vectors <= 8 * kFew) return launch<N, T, P, W, kFew, 8, kSmall>(a, kSmall, stream), cudaGetLastError();
+  if (vectors > 8 * 2 && vectors <= 8 * kThree)
+    return launch<N, T, P, W, kThree, 8, kSmall>(a, kSmall, stream), cudaGetLastError();
+  if (vectors <= 16 * kFew) return launch<N, T, P, W, kFew, 16, kSmall>(a, kSmall, stream), cudaGetLastError();
+  if (vectors <= 16 * kThree) return launch<N, T, P, W, kThree, 16, kSmall>(a, kSmall, stream), cudaGetLastError();
+  if (vectors > 32 * kFew && vectors <= 32 * kThree)
+    return launch<N, T, P, W, kThree, 32, kSmall>(a, kSmall, stream), cudaGetLastError();
+  // Whole warps of three, where four a thread would leave some without.
+  if (vectors > 64 * kFew && vectors <= 512 * kThree && vectors % (3 * kWarp) == 0 && vectors % (4 * kWarp) != 0)
+    return launch<N, T, P, W, kThree, 0, 512>(a, threads(kThree), stream), cudaGetLastError();
   if (vectors <= 32 * kFew)
     launch<N, T, P, W, kFew, 32, kSmall>(a, kSmall, stream);
-  else if (vectors <= kWide * kFew)
-    launch<N, T, P, W, kFew, 0, kWide>(a, threads(kFew), stream);
+  else if (vectors <= 64 * kFew)
+    launch<N, T, P, W, kFew, 0, 64>(a, threads(kFew), stream);
   else if (vectors <= 512 * kMany)
     launch<N, T, P, W, kMany, 0, 512>(a, threads(kMany), stream);
   else
-    for (int64_t row = 0; row < a.rows; row += kMostBlocks) {
-      const Forward<T, P> part = a.from_row(N, row);
-      forward_long_kernel<N, T, P, W>
-          <<<static_cast<unsigned>(std::min(part.rows, kMostBlocks)), 1024, 0, stream>>>(part);
-    }
+    launch_long<N, T, P, W>(args, stream);
   return cudaGetLastError();
 }
 
@@ -258,12 +249,18 @@ int launch_width(const NormForward& args, cudaStream_t stream) {
 
 int norm_forward(const NormForward& a, void* stream_handle) {
   if (ring_takes(a)) return norm_forward_ring(a, stream_handle);
+  if (ragged_takes(a)) return norm_forward_ragged(a, stream_handle);
   auto stream = static_cast<cudaStream_t>(stream_handle);
   return dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
     using T = typename decltype(t)::type;
     using P = typename decltype(p)::type;
+    constexpr Norm N = decltype(norm)::value;
     return dispatch_width<T>(a.n, [&](auto width) -> int {
-      return launch_width<decltype(norm)::value, T, P, decltype(width)::value>(a, stream);
+      constexpr int W = decltype(width)::value;
+      if constexpr (W == kVector<T>)
+        return launch_registers<N, T, P>(a, stream);
+      else
+        return launch_long<N, T, P, W>(a, stream);
     });
   });
 }

@@ -6,6 +6,22 @@
 
 namespace fastops::FASTOPS_ARCH {
 
+// Rows that fit registers, of which not every one starts at 16 bytes.
+bool ragged_takes(const NormForward& a);
+int norm_forward_ragged(const NormForward& a, void* stream);
+
+constexpr int64_t kMostBlocks = INT32_MAX;  // of a launch
+
+// Blocks that are to fit a multiprocessor at once.
+constexpr int resident_blocks(int threads, bool more) {
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 750 || __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870)
+  constexpr int kThreads = __CUDA_ARCH__ == 750 ? 1024 : 1280, kBlocks = 16;
+#else
+  constexpr int kThreads = 1280, kBlocks = 24;
+#endif
+  return std::min((more ? kThreads : 1024) / threads, kBlocks);
+}
+
 // What a kernel needs, in the types it computes in.
 template <class T, class P>
 struct Forward {
@@ -35,7 +51,7 @@ struct Forward {
         eps(static_cast<A>(a.eps)),
         offset(a.weight ? static_cast<A>(a.weight_offset) : A(0)) {}
 
-  // A launch has at most 2³¹ - 1 blocks.
+  // From that row on, as a launch has at most kMostBlocks blocks.
   Forward from_row(Norm norm, int64_t row) const {
     Forward a = *this;
     a.input += row * input_stride;

@@ -16,7 +16,8 @@ import torch
 
 from fastops.cases import CASES, Make, misaligned
 
-# Rows shared by a block's warps, blocks that walk over several rows; columns below and above each kernel's reach.
+# Rows shared by a block's warps, blocks that walk over several rows; columns below and above each kernel's reach,
+# of whole words and not.
 SIZES = (
     (1, 1),
     (3, 7),
@@ -27,7 +28,15 @@ SIZES = (
     (2000, 136),
     (5, 4097),
     (3, 8192),
+    (41, 61),
+    (9, 101),
+    (7, 203),
+    (5, 403),
+    (5, 701),
+    (5, 1500),
+    (5, 1501),
     (3, 16392),
+    (3, 16391),
     (300, 5000),
     (17, 40000),
     (3, 131080),

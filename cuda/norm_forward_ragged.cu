@@ -1,0 +1,282 @@
+// The forward of the norms for rows of up to 32 KB whose bytes are no multiple of 16, so that a row may start at any
+// element. A word is what 4 bytes hold; the lanes of a warp take neighbouring ones, at offsets that are constants in the
+// code. A row of halves that starts within 4 bytes is read by single halves in place of words, and written in words to which
+// two lanes give a half each. No lane touches what lies outside its row, and the sums' order depends on n alone.
+#include "norm_forward.cuh"
+
+namespace fastops::FASTOPS_ARCH {
+namespace {
+
+// Elements of a word.
+template <class T>
+constexpr int kWord = sizeof(T) == 2 ? 2 : 1;
+
+// A thread's `Words` of a row, every Step-th; of these the last `Checked` may lie behind its end, or half behind it.
+template <int Words, int Checked, int Step, int W>
+struct Part {
+  int at, left;  // the first one's element; how many elements there are from there on
+
+  __device__ bool has(int g, int elements) const { return g < Words - Checked || g * Step * W + elements <= left; }
+  __device__ bool has_half(int g) const { return g >= Words - Checked && g * Step * W + 1 == left; }
+
+  // p: of the row. What lies behind the end is 0.
+  template <class P>
+  __device__ void fetch(Vector<P, W>* x, const P* p, int begin, int end) const {
+    const bool whole = W == 1 || reinterpret_cast<uintptr_t>(p) % sizeof(Vector<P, W>) == 0;
+    const P* from = p + at;
+    if (whole) {
+#pragma unroll
+      for (int g = begin; g < end; ++g) {
+        const P* word = from + g * Step * W;
+        Vector<P, W> v = {};
+        if (has(g, W)) v = *reinterpret_cast<const Vector<P, W>*>(word);
+        if (W == 2 && has_half(g)) v = joined(*word, P{});
+        x[g - begin] = v;
+      }
+    } else if constexpr (W == 2) {
+#pragma unroll
+      for (int g = begin; g < end; ++g) {
+        const P* word = from + g * Step * W;
+        P first = {}, second = {};
+        if (has(g, 1)) first = word[0];
+        if (has(g, 2)) second = word[1];
+        x[g - begin] = joined(first, second);
+      }
+    }
+  }
+
+  template <class T>
+  __device__ void put(const Vector<T, W> (&x)[Words], T* p) const {
+    const bool whole = W == 1 || reinterpret_cast<uintptr_t>(p) % sizeof(Vector<T, W>) == 0;
+    T* to = p + at;
+    if (whole) {
+#pragma unroll
+      for (int g = 0; g < Words; ++g) {
+        T* word = to + g * Step * W;
+        if (has(g, W)) *reinterpret_cast<Vector<T, W>*>(word) = x[g];
+        if (W == 2 && has_half(g)) *word = half_of(x[g], 0);
+      }
+    } else if constexpr (W == 2 && Step == kWarp) {
+      // Words that begin with the second half of the word before, which the lane before has; lane 0's is lane 31's.
+      const int lane = threadIdx.x % kWarp;
+      if (lane == 0 && has(0, 1)) *to = half_of(x[0], 0);
+      unsigned before = 0;
+#pragma unroll
+      for (int g = 0; g < Words; ++g) {
+        T* word = to + g * Step * W;
+        const unsigned around = __shfl_sync(0xffffffffu, x[g].pair[0], (lane + kWarp - 1) % kWarp);
+        const unsigned both = __byte_perm(lane == 0 ? before : around, x[g].pair[0], 0x5432);
+        before = around;
+        if ((g > 0 || lane > 0) && has(g, 1)) *reinterpret_cast<unsigned*>(word - 1) = both;
+        if (g >= Words - Checked && g * Step * W + 2 == left) word[1] = half_of(x[g], 1);
+      }
+    } else if constexpr (W == 2) {
+#pragma unroll
+      for (int g = 0; g < Words; ++g) {
+        T* word = to + g * Step * W;
+        if (has(g, 1)) word[0] = half_of(x[g], 0);
+        if (has(g, 2)) word[1] = half_of(x[g], 1);
+      }
+    }
+  }
+
+ private:
+  template <class P>
+  static __device__ Vector<P, W> joined(P first, P second) {
+    Vector<P, W> v = {};
+    if constexpr (W == 2 && sizeof(P) == 2) {
+      v.pair[0] = first.bits | static_cast<unsigned>(second.bits) << 16;
+    } else if constexpr (W == 2) {
+      v.at[0] = first;
+      v.at[1] = second;
+    }
+    return v;
+  }
+  template <class T>
+  static __device__ T half_of(const Vector<T, W>& v, int k) {
+    if constexpr (W == 2)
+      return {static_cast<unsigned short>(v.pair[0] >> 16 * k)};
+    else
+      return v.at[0];
+  }
+};
+
+// Blocks that are to fit a multiprocessor at once: as many threads as the registers allow without spills.
+template <class T, class P>
+constexpr int ragged_blocks(int words, int threads) {
+  if (words == 14) return 7;
+  return resident_blocks(threads, sizeof(T) < 8 && sizeof(P) == sizeof(T) && words * kWord<T> <= 16);
+}
+
+// Lanes: those of a row; 0: the block, whose warps have `each` words of it, the first `more` of them one word more.
+template <Norm N, class T, class P, int Words, int Checked, int Lanes, int Threads>
+__global__ void __launch_bounds__(Threads, ragged_blocks<T, P>(Words, Threads))
+    forward_ragged_kernel(const __grid_constant__ Forward<T, P> a, int each, int more) {
+  using A = accumulate_t<T>;
+  constexpr int W = kWord<T>, kTeamRows = Lanes ? Threads / Lanes : 1;
+  // Elements as they are computed with, kept from pass to pass; else the packed ones alone.
+  constexpr bool kKeep = Words < 16 || W == 1;
+  // Parameters are fetched with the row, else once the sums are there.
+  constexpr bool kEarly = sizeof(T) < 8 ? Words < 16 && (Words * W <= 16 || sizeof(P) == sizeof(T)) : Words <= 4;
+  const int thread = Lanes ? threadIdx.x % Lanes : threadIdx.x, warp = threadIdx.x / kWarp;
+  const int n = static_cast<int>(a.n);
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kTeamRows + (Lanes ? threadIdx.x / Lanes : 0);
+  // Lanes beyond the last row take it along: their warp's other lanes need them in the sums.
+  const bool live = !Lanes || row < a.rows;
+  const int64_t source = live ? row : a.rows - 1;
+
+  Part<Words, Checked, Lanes ? Lanes : kWarp, W> part;
+  if constexpr (Lanes) {
+    part.at = thread * W;
+    part.left = n - part.at;
+  } else {
+    const int begin = warp * each + min(warp, more), end = begin + each + (warp < more ? 1 : 0);
+    part.at = (begin + thread % kWarp) * W;
+    part.left = min(end * W, n) - part.at;
+  }
+
+  constexpr int kHeld = kEarly ? Words : 4;  // words of parameters at a time
+  Vector<P, W> w[kHeld], b[kHeld];
+  auto fetch_parameters = [&](int begin) {
+    if (a.weight) {
+      part.fetch(w, a.weight, begin, begin + kHeld);
+    } else {
+#pragma unroll
+      for (int g = 0; g < kHeld; ++g) w[g] = *reinterpret_cast<const Vector<P, W>*>(&kOne<P>);
+    }
+    if constexpr (N == Norm::layer) {
+      if (a.bias) {
+        part.fetch(b, a.bias, begin, begin + kHeld);
+      } else {
+#pragma unroll
+        for (int g = 0; g < kHeld; ++g) b[g] = *reinterpret_cast<const Vector<P, W>*>(&kMinusZero<P>);
+      }
+    }
+  };
+  if constexpr (kEarly) fetch_parameters(0);
+  Vector<T, W> x[Words];
+  const T* input = a.input + source * a.input_stride;
+  T first = N == Norm::layer ? *input : T{};
+  part.fetch(x, input, 0, Words);
+  if (a.residual) {
+    const T* residual = a.residual + source * a.residual_stride;
+    Vector<T, W> r[Words];
+    part.fetch(r, residual, 0, Words);
+    if constexpr (N == Norm::layer) first = rounded_sum(first, *residual);
+#pragma unroll
+    for (int g = 0; g < Words; ++g) x[g] = rounded_sum(x[g], r[g]);
+    if (live) part.put(x, a.sum + row * a.n);
+  }
+
+  auto sum_up = [&](auto& sums, auto& scratch) {
+    if constexpr (Lanes)
+      lane_sum<Lanes>(sums);
+    else
+      team_sum(sums, static_cast<int>(blockDim.x) / kWarp, warp, scratch, [] { __syncthreads(); });
+  };
+  A kept[kKeep ? Words : 1][W];
+  auto each_word = [&](bool fresh, auto f) {
+#pragma unroll
+    for (int g = 0; g < Words; ++g) {
+      A(&d)[W] = kept[kKeep ? g : 0];
+      if (fresh || !kKeep) device::widen(x[g], d);
+      if (!kKeep) device::hold_narrow(x[g]);
+      f(g, d);
+    }
+  };
+  Moments<A> moments = {};
+  if constexpr (N == Norm::layer) {
+    __shared__ Scratch<A, 1> total_scratch;
+    __shared__ Scratch<A, kDistanceSums<T>> scratch;
+    Sums<A, 1> total = {};
+    each_word(true, [&](int, A(&d)[W]) { total.at[0] += tree_sum<W>(d) * a.scale; });
+    sum_up(total, total_scratch);
+    const PartMean<A> mean = part_mean<T>(total.at[0], device::widen(first), A(n), a.inverse_n, a.scale, a.unscale);
+    Sums<A, kDistanceSums<T>> sums = {};
+    each_word(false, [&](int g, A(&d)[W]) {
+#pragma unroll
+      for (int k = 0; k < W; ++k) d[k] = part.has(g, k + 1) ? d[k] - mean.mean : A(0);
+      add_distances<T>(sums, true, d);
+    });
+    sum_up(sums, scratch);
+    moments = moments_about<T>(mean, sums, A(n), a.inverse_n);
+  } else {
+    __shared__ Scratch<A, 1> scratch;
+    Sums<A, 1> squares = {};
+    each_word(true, [&](int, A(&d)[W]) { squares.at[0] += square_sum<W>(d); });
+    sum_up(squares, scratch);
+    moments.squares = squares.at[0];
+  }
+  if (!live) return;
+  const Scale<A> scaled = scale_of<N>(a, moments, row, thread == 0);
+
+  each_word(false, [&](int g, A(&d)[W]) {
+    if (!kEarly && g % kHeld == 0) fetch_parameters(g);
+    if constexpr (N == Norm::layer && !kKeep) {
+#pragma unroll
+      for (int k = 0; k < W; ++k) d[k] -= moments.mean;
+    }
+    scale<N, P, W, A>(d, scaled, w[g % kHeld], b[g % kHeld], a.offset);
+    x[g] = device::narrow_all<T>(d);
+  });
+  part.put(x, a.output + row * a.n);
+}
+
+// ---- host ------------------------------------------------------------------------------------------------------------
+
+template <Norm N, class T, class P, int Words, int Checked, int Lanes, int Threads>
+int launch(const Forward<T, P>& all, int words, int warps, cudaStream_t stream) {
+  constexpr int kRows = Lanes ? Threads / Lanes : 1;
+  for (int64_t row = 0; row < all.rows; row += kMostBlocks * kRows) {
+    const Forward<T, P> a = all.from_row(N, row);
+    const auto blocks = static_cast<unsigned>(std::min(ceil_div(a.rows, kRows), kMostBlocks));
+    forward_ragged_kernel<N, T, P, Words, Checked, Lanes, Threads>
+        <<<blocks, Lanes ? Threads : warps * kWarp, 0, stream>>>(a, words / warps, words % warps);
+  }
+  return cudaGetLastError();
+}
+
+constexpr int kFewWords = 8, kManyWords = 16, kMostWarps = 16;
+
+int64_t words_of(const NormForward& a) { return ceil_div(a.n, size_of(a.dtype) == 2 ? 2 : 1); }
+
+// A warp's lanes while their words are few, of halves also where they are more; then as many warps as have 8 words a lane,
+// 16 in long rows. Each leaves at most as many words of a lane to check as it says.
+template <Norm N, class T, class P>
+int launch_words(const NormForward& args, cudaStream_t stream) {
+  const Forward<T, P> a(args);
+  constexpr int kSmall = 128;
+  const int words = static_cast<int>(words_of(args));
+  auto warps = [&](int each) { return static_cast<int>(ceil_div(words, each * kWarp)); };
+  if (words <= 8 * 4) return launch<N, T, P, 4, 4, 8, kSmall>(a, words, 1, stream);
+  if (words <= 16 * 4) return launch<N, T, P, 4, 4, 16, kSmall>(a, words, 1, stream);
+  if (words <= 32 * 4) return launch<N, T, P, 4, 4, 32, kSmall>(a, words, 1, stream);
+  if (words <= 32 * 8) return launch<N, T, P, 8, 4, 32, kSmall>(a, words, 1, stream);
+  if constexpr (sizeof(T) == 2) {
+    if (words <= 32 * 12) return launch<N, T, P, 12, 4, 32, kSmall>(a, words, 1, stream);
+    if (words <= 32 * 14) return launch<N, T, P, 14, 2, 32, kSmall>(a, words, 1, stream);
+  }
+  if constexpr (sizeof(T) == 8) {
+    return launch<N, T, P, kFewWords, 4, 0, 512>(a, words, warps(kFewWords), stream);
+  } else {
+    if (words <= 4 * kWarp * kFewWords)
+      return launch<N, T, P, kFewWords, 4, 0, 128>(a, words, warps(kFewWords), stream);
+    return launch<N, T, P, kManyWords, 6, 0, 512>(a, words, warps(kManyWords), stream);
+  }
+}
+
+}  // namespace
+
+bool ragged_takes(const NormForward& a) {
+  const int each = a.dtype == DType::f64 ? kFewWords : kManyWords;
+  return a.n * size_of(a.dtype) % 16 != 0 && words_of(a) <= kMostWarps * kWarp * each;
+}
+
+int norm_forward_ragged(const NormForward& a, void* stream) {
+  return dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
+    return launch_words<decltype(norm)::value, typename decltype(t)::type, typename decltype(p)::type>(
+        a, static_cast<cudaStream_t>(stream));
+  });
+}
+
+}  // namespace fastops::FASTOPS_ARCH
