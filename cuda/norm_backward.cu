@@ -44,6 +44,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
   const int step = gridDim.x * teams;
   int row = which * gridDim.x + blockIdx.x, turn = 0;
   fetch(row);
+  if (a.partial) let_next_kernel_start();
   // All teams take as many turns: their threads meet.
   for (int base = 0; base < rows; base += step, row += step) {
     const RowNumbers<A> numbers = next;
@@ -160,6 +161,7 @@ __global__ void __launch_bounds__(kWarp* kColumnWarps)
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t begin = blockIdx.x * a.rows / chunks, end = (blockIdx.x + 1) * a.rows / chunks, vectors = a.n / W;
   A* const result = a.partial + blockIdx.x * S * a.n;
+  let_next_kernel_start();
   for (int64_t tile = blockIdx.y; tile * kWarp < vectors; tile += gridDim.y) {
     const int64_t at = tile * kWarp + lane;
     A weight_sum[W] = {}, bias_sum[W] = {};

@@ -51,6 +51,7 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
   };
   if (thread == 0)
     for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
+  if (a.partial) let_next_kernel_start();
 
   Vector<P, W> w[kHoldParameters ? V : 1];
   auto weight = [&](int at) { return weight_or_one(a.weight).template vector<W>(begin + min(at, vectors - 1)); };
@@ -185,7 +186,7 @@ int64_t with_kernel(const NormBackward& a, F f) {
 
 bool ring_takes(const NormBackward& a) {
   const int64_t bytes = a.n * size_of(a.dtype);
-  if (bytes <= 4096 || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows || !ring_runs_here())
+  if (bytes <= 4096 || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows || !compute90_runs_here())
     return false;
   const Plan plan = plan_of(a);
   // Large clusters are not granted everywhere.

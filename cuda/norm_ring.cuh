@@ -4,14 +4,13 @@
 #include <atomic>
 #include <cstdint>
 
+#include "dependent.cuh"
 #include "device/bulk.cuh"
 #include "norm.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 
-// Whether the current device has them in its code.
-bool ring_runs_here();
-// Whether, there, they are made for this problem.
+// Whether the current device has them, and they are made for this problem.
 bool ring_takes(const NormForward& a);
 bool ring_takes(const NormBackward& a);
 
