@@ -59,7 +59,7 @@ int launch(const Sums& sums, int count, cudaStream_t stream) {
   auto with = [&](auto parts) -> int {
     constexpr int kParts = decltype(parts)::value;
     const dim3 blocks(static_cast<unsigned>(ceil_div(groups, kThreads / kParts)), count);
-    return launch_early(&column_sum_kernel<A, W, kParts>, blocks, dim3(kThreads), stream, sums);
+    return launch_kernel(&column_sum_kernel<A, W, kParts>, blocks, dim3(kThreads), stream, true, sums);
   };
   // Few chunks come with many columns.
   if (chunks >= 192) return with(std::integral_constant<int, 64>{});

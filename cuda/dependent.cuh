@@ -1,7 +1,8 @@
 #pragma once
 // Programmatic dependent launch: the blocks of a kernel come onto the card while the kernel before it in the stream still
 // runs, which hides the launch. Such a kernel waits, in every thread, before it touches any memory: what is not its own
-// may belong to any kernel before it. PTX ISA, "griddepcontrol".
+// may belong to any kernel before it. Behind a kernel that was not launched early itself, it may do so at its end if it
+// touches nothing that one touches but what both read. PTX ISA, "griddepcontrol".
 #include "dispatch.cuh"
 
 namespace fastops::FASTOPS_ARCH {
@@ -11,7 +12,7 @@ bool compute90_runs_here();
 // Whether, there, kernels may be launched early, into CUDA graphs too.
 bool early_launch_runs_here();
 
-// Until every kernel before this one has ended and its writes are visible.
+// Until every kernel before this one has ended and its writes are visible. Where it was not launched early, at once.
 __device__ inline void wait_for_earlier_kernels() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -25,23 +26,23 @@ __device__ inline void let_next_kernel_start() {
 #endif
 }
 
-// Launches a kernel that begins with wait_for_earlier_kernels().
-template <class Kernel, class Args>
-int launch_early(Kernel* kernel, dim3 blocks, dim3 threads, cudaStream_t stream, const Args& args) {
-  cudaLaunchAttribute early;
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+// Launches a kernel, early if it may be: it has wait_for_earlier_kernels() where it must.
+template <class Kernel, class... Args>
+int launch_kernel(Kernel* kernel, dim3 blocks, dim3 threads, cudaStream_t stream, bool early, const Args&... args) {
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = blocks;
   config.blockDim = threads;
   config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = early_launch_runs_here() ? 1 : 0;
-  const int error = cudaLaunchKernelEx(&config, kernel, args);
+  config.attrs = &attribute;
+  config.numAttrs = early && early_launch_runs_here() ? 1 : 0;
+  const int error = cudaLaunchKernelEx(&config, kernel, args...);
   if (error == cudaSuccess || config.numAttrs == 0) return error;
   cudaGetLastError();  // forget it
   config.numAttrs = 0;
-  return cudaLaunchKernelEx(&config, kernel, args);
+  return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
 }  // namespace fastops::FASTOPS_ARCH

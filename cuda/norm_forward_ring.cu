@@ -71,6 +71,7 @@ __global__ void __launch_bounds__(kRingThreads)
 #pragma unroll
     for (int g = 0; g < V; ++g) parameters(g, g * team + thread);
   }
+  ring_meet(cluster);
   const float count = warp_elements<W, V>(vectors, team, warp), inverse = device::short_reciprocal(fmaxf(count, 1));
 
   int slot = 0;
