@@ -1,8 +1,8 @@
 // result[j] = sum over chunks of partial[chunk][j], in a fixed order
 #include "kernels/columns.h"
 
+#include "dependent.cuh"
 #include "device/vector.cuh"
-#include "dispatch.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
@@ -28,6 +28,7 @@ template <class A, int W, int Parts>
 __global__ void __launch_bounds__(kThreads) column_sum_kernel(const __grid_constant__ Sums sums) {
   constexpr int kGroups = kThreads / Parts;
   __shared__ device::Vector<A, W> parts[Parts][kGroups];
+  wait_for_earlier_kernels();
   const ColumnSum& s = sums.at[blockIdx.y];
   const int group = threadIdx.x % kGroups, part = threadIdx.x / kGroups;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kGroups * W, j = first + group * W;
@@ -55,19 +56,15 @@ __global__ void __launch_bounds__(kThreads) column_sum_kernel(const __grid_const
 template <class A, int W>
 int launch(const Sums& sums, int count, cudaStream_t stream) {
   const int64_t groups = ceil_div(sums.at[0].n, W), chunks = sums.at[0].chunks;
-  auto with = [&](auto parts) {
+  auto with = [&](auto parts) -> int {
     constexpr int kParts = decltype(parts)::value;
     const dim3 blocks(static_cast<unsigned>(ceil_div(groups, kThreads / kParts)), count);
-    column_sum_kernel<A, W, kParts><<<blocks, kThreads, 0, stream>>>(sums);
+    return launch_kernel(&column_sum_kernel<A, W, kParts>, blocks, dim3(kThreads), stream, true, sums);
   };
   // Few chunks come with many columns.
-  if (chunks >= 192)
-    with(std::integral_constant<int, 64>{});
-  else if (chunks >= 96)
-    with(std::integral_constant<int, 32>{});
-  else
-    with(std::integral_constant<int, 8>{});
-  return cudaGetLastError();
+  if (chunks >= 192) return with(std::integral_constant<int, 64>{});
+  if (chunks >= 96) return with(std::integral_constant<int, 32>{});
+  return with(std::integral_constant<int, 8>{});
 }
 
 }  // namespace

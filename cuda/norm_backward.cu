@@ -44,6 +44,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
   const int step = gridDim.x * teams;
   int row = which * gridDim.x + blockIdx.x, turn = 0;
   fetch(row);
+  if (a.followed) let_next_kernel_start();
   // All teams take as many turns: their threads meet.
   for (int base = 0; base < rows; base += step, row += step) {
     const RowNumbers<A> numbers = next;
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
       if (i < vectors) out[i] = device::narrow_all<T>(h[g]);
     }
   }
-  if (!a.partial) return;
+  if (!a.partial && !a.whole) return;
 
   extern __shared__ __align__(16) unsigned char shared[];
   A* const result = a.partial + blockIdx.x * S * a.n;
@@ -97,6 +98,11 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
   for (int g = 0; g < V; ++g) {
     const int i = g * team + thread;
     if (i >= vectors) continue;
+    if (a.whole && teams == 1) {
+      store_parameter_grad<W>(a, 0, i * W, weight_sum[g]);
+      if constexpr (N == Norm::layer) store_parameter_grad<W>(a, 1, i * W, bias_sum[g]);
+      continue;
+    }
 #pragma unroll
     for (int k = 0; k < W; ++k) {
       own[i * W + k] = weight_sum[g][k];
@@ -105,7 +111,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
   }
   if (teams == 1) return;
   __syncthreads();
-  add_parts(reinterpret_cast<const A*>(shared), teams, static_cast<int64_t>(S) * n, result);
+  add_parts(a, reinterpret_cast<const A*>(shared), teams, static_cast<int64_t>(S) * n, result);
 }
 
 // Rows too long for registers: two passes over a row for grad_input.
@@ -117,6 +123,7 @@ __global__ void __launch_bounds__(kThreads) backward_long_kernel(const __grid_co
   __shared__ Scratch<A, S> scratch[2];
   const int64_t vectors = a.n / W;
   int turn = 0;
+  if (a.followed) let_next_kernel_start();
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const RowNumbers<A> numbers = row_numbers<N>(a, row);
     const Row* input = reinterpret_cast<const Row*>(a.input + row * a.input_stride);
@@ -147,9 +154,11 @@ __global__ void __launch_bounds__(kThreads) backward_long_kernel(const __grid_co
 }
 
 constexpr int kColumnWarps = 8;
+constexpr int kColumnRows = 4;  // under way at a time
 
-// The sums over rows where no block holds a whole row: a warp takes 32 vectors of columns, the block's warps different
-// rows of its chunk (blockIdx.x), added at the end in the order of the warps.
+// The sums over rows where no block holds a whole row, or rows are few: a warp takes 32 vectors of columns, the block's
+// warps different rows of its chunk (blockIdx.x), added at the end in the order of the warps. Nothing of the kernel before
+// it is needed here, so that both may run at a time.
 template <Norm N, class T, class P, int W>
 __global__ void __launch_bounds__(kWarp* kColumnWarps)
     backward_columns_kernel(const __grid_constant__ Backward<T, P> a, int64_t chunks) {
@@ -160,17 +169,32 @@ __global__ void __launch_bounds__(kWarp* kColumnWarps)
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t begin = blockIdx.x * a.rows / chunks, end = (blockIdx.x + 1) * a.rows / chunks, vectors = a.n / W;
   A* const result = a.partial + blockIdx.x * S * a.n;
+  if (a.partial) let_next_kernel_start();
   for (int64_t tile = blockIdx.y; tile * kWarp < vectors; tile += gridDim.y) {
     const int64_t at = tile * kWarp + lane;
     A weight_sum[W] = {}, bias_sum[W] = {};
-    for (int64_t row = begin + warp; at < vectors && row < end; row += kColumnWarps) {
-      const RowNumbers<A> numbers = row_numbers<N>(a, row);
-      A x[W], grad[W];
-      device::widen(reinterpret_cast<const Row*>(a.input + row * a.input_stride)[at], x);
-      device::widen(reinterpret_cast<const Row*>(a.grad + row * a.grad_stride)[at], grad);
-      Sums<A, S> ignored = {};
-      first_pass<N, W, A>(x, grad, true, weight_or_one<P>(nullptr).template vector<W>(0), A(0), numbers, ignored,
-                          weight_sum, bias_sum);
+    for (int64_t first = begin + warp; at < vectors && first < end; first += kColumnRows * kColumnWarps) {
+      RowNumbers<A> numbers[kColumnRows];
+      Row x[kColumnRows], grad[kColumnRows];
+#pragma unroll
+      for (int k = 0; k < kColumnRows; ++k) {
+        const int64_t row = first + k * kColumnWarps;
+        numbers[k] = {};
+        x[k] = grad[k] = Row{};
+        if (row >= end) continue;
+        numbers[k] = row_numbers<N>(a, row);
+        x[k] = reinterpret_cast<const Row*>(a.input + row * a.input_stride)[at];
+        grad[k] = reinterpret_cast<const Row*>(a.grad + row * a.grad_stride)[at];
+      }
+#pragma unroll
+      for (int k = 0; k < kColumnRows; ++k) {
+        A h[W], g[W];
+        device::widen(x[k], h);
+        device::widen(grad[k], g);
+        Sums<A, S> ignored = {};
+        first_pass<N, W, A>(h, g, true, weight_or_one<P>(nullptr).template vector<W>(0), A(0), numbers[k], ignored,
+                            weight_sum, bias_sum);
+      }
     }
     __syncthreads();  // the tile before this one has been written out
 #pragma unroll
@@ -185,9 +209,13 @@ __global__ void __launch_bounds__(kWarp* kColumnWarps)
       if (to >= a.n) continue;
       A total = 0;
       for (int part = 0; part < kColumnWarps; ++part) total += parts[part][j];
-      result[sum * a.n + to] = total;
+      if (a.partial)
+        result[sum * a.n + to] = total;
+      else
+        store_parameter_grad<1>(a, sum, to, {total});
     }
   }
+  wait_for_earlier_kernels();  // whoever waits for this kernel waits for those too
 }
 
 // ---- host ------------------------------------------------------------------------------------------------------------
@@ -223,12 +251,17 @@ int64_t blocks_of(const NormBackward& a, const Plan& plan) {
 
 int64_t column_tiles(const NormBackward& a) { return ceil_div(a.n * size_of(a.dtype), 16 * kWarp); }
 
+// Rows so few that reading them again, while the first kernel runs, is faster than partial sums after it.
+bool few_rows(const NormBackward& a) { return a.rows <= 64 && a.rows * a.n * size_of(a.dtype) <= 1 << 20; }
+
 template <Norm N, class T, class P, int W, int Lanes>
 int launch(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
   const Backward<T, P> a(args);
   const int threads = plan.lanes ? kLaneThreads : plan.teams * plan.warps * kWarp;
   const auto blocks = static_cast<unsigned>(args.chunks);
-  const size_t shared = args.partial && plan.teams > 1 ? plan.teams * kSums<N> * a.n * sizeof(accumulate_t<T>) : 0;
+  const size_t shared = (args.partial || args.gather == Gather::whole) && plan.teams > 1
+                            ? plan.teams * kSums<N> * a.n * sizeof(accumulate_t<T>)
+                            : 0;
   dispatch_bool(args.grad_sum != nullptr, [&](auto grad_sum) {
     backward_kernel<N, T, P, W, Lanes, decltype(grad_sum)::value><<<blocks, threads, shared, stream>>>(a, plan.warps);
     return 0;
@@ -245,38 +278,54 @@ int launch_width(const NormBackward& args, cudaStream_t stream) {
   }
   if (plan.lanes == kWarp) return launch<N, T, P, W, kWarp>(args, plan, stream);
   if (plan.warps) return launch<N, T, P, W, 0>(args, plan, stream);
-  const Backward<T, P> a(args);
-  if (a.grad_input)
-    backward_long_kernel<N, T, P, W><<<static_cast<unsigned>(blocks_of(args, plan)), kThreads, 0, stream>>>(a);
-  const int error = cudaGetLastError();
-  if (error != cudaSuccess || !a.partial) return error;
-  const dim3 grid(static_cast<unsigned>(args.chunks),
-                  static_cast<unsigned>(std::min<int64_t>(column_tiles(args), 65535)));
-  backward_columns_kernel<N, T, P, W><<<grid, kWarp * kColumnWarps, 0, stream>>>(a, args.chunks);
+  if (!args.grad_input) return cudaSuccess;
+  const auto blocks = static_cast<unsigned>(blocks_of(args, plan));
+  backward_long_kernel<N, T, P, W><<<blocks, kThreads, 0, stream>>>(Backward<T, P>(args));
   return cudaGetLastError();
+}
+
+// May start early behind a kernel of this problem, which itself starts after everything that was written for both.
+template <Norm N, class T, class P, int W>
+int launch_columns(const NormBackward& a, cudaStream_t stream) {
+  const int64_t chunks = a.partial ? a.chunks : 1, tiles = a.partial ? column_tiles(a) : ceil_div(a.n / W, kWarp);
+  const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(std::min<int64_t>(tiles, 65535)));
+  const dim3 threads(kWarp * kColumnWarps);
+  return launch_kernel(&backward_columns_kernel<N, T, P, W>, grid, threads, stream, a.grad_input != nullptr,
+                       Backward<T, P>(a), chunks);
 }
 
 }  // namespace
 
 void norm_backward_plan(NormBackward& a) {
-  if (ring_takes(a)) {
-    a.chunks = norm_backward_ring_chunks(a);
-    return;
-  }
+  const bool ring = ring_takes(a);
   const Plan plan = plan_of(a);
-  a.chunks = plan.warps
-                 ? blocks_of(a, plan)
-                 : std::clamp<int64_t>(8 * multiprocessors() / column_tiles(a), 1, ceil_div(a.rows, kColumnWarps));
+  const bool one_pass = ring || plan.warps;
+  if (ring)
+    a.chunks = norm_backward_ring_chunks(a);
+  else if (one_pass)
+    a.chunks = blocks_of(a, plan);
+  else
+    a.chunks = std::clamp<int64_t>(8 * multiprocessors() / column_tiles(a), 1, ceil_div(a.rows, kColumnWarps));
+  a.gather = one_pass && a.chunks == 1 ? Gather::whole : few_rows(a) ? Gather::columns : Gather::partial;
 }
 
 int norm_backward(const NormBackward& a, void* stream_handle) {
-  if (ring_takes(a)) return norm_backward_ring(a, stream_handle);
   auto stream = static_cast<cudaStream_t>(stream_handle);
+  const bool ring = ring_takes(a), one_pass = ring || plan_of(a).warps;
+  const bool columns = a.wants_parameters() && (a.gather == Gather::columns || !one_pass);
+  const bool rows = a.grad_input || !columns;
+  if (ring && rows) {
+    const int error = norm_backward_ring(a, stream);
+    if (error != cudaSuccess || !columns) return error;
+  }
   return dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
+    constexpr Norm N = decltype(norm)::value;
     using T = typename decltype(t)::type;
     using P = typename decltype(p)::type;
     return dispatch_width<T>(a.n, [&](auto width) -> int {
-      return launch_width<decltype(norm)::value, T, P, decltype(width)::value>(a, stream);
+      constexpr int W = decltype(width)::value;
+      const int error = rows && !ring ? launch_width<N, T, P, W>(a, stream) : cudaSuccess;
+      return error == cudaSuccess && columns ? launch_columns<N, T, P, W>(a, stream) : error;
     });
   });
 }

@@ -20,6 +20,10 @@ struct Backward {
   const P* weight;
   T* grad_input;
   A* partial;
+  void* parameter_grads[2];
+  bool wide[2];   // those in A, not in T
+  bool whole;     // the kernel writes them itself
+  bool followed;  // by a kernel of ours, which waits
   int64_t rows, n, grad_stride, grad_sum_stride, input_stride;
   A inverse_n, offset;
 
@@ -31,6 +35,10 @@ struct Backward {
         weight(static_cast<const P*>(a.weight)),
         grad_input(static_cast<T*>(a.grad_input)),
         partial(static_cast<A*>(a.partial)),
+        parameter_grads{a.parameter_grads[0], a.parameter_grads[1]},
+        wide{a.parameter_grad_dtypes[0] != a.dtype, a.parameter_grad_dtypes[1] != a.dtype},
+        whole(a.gather == Gather::whole && a.wants_parameters()),
+        followed(a.gather != Gather::whole && a.wants_parameters()),
         rows(a.rows),
         n(a.n),
         grad_stride(a.grad_stride),
@@ -110,13 +118,26 @@ __device__ inline void add(A (&x)[W], const Vector<T, W>& y) {
   for (int k = 0; k < W; ++k) x[k] += values[k];
 }
 
+// W elements of a parameter's gradient, 0: weight, 1: bias.
+template <int W, class T, class P, class A>
+__device__ inline void store_parameter_grad(const Backward<T, P>& a, int which, int64_t at, const A (&values)[W]) {
+  if (!a.parameter_grads[which]) return;
+  if (a.wide[which])
+    device::store<true, W>(static_cast<A*>(a.parameter_grads[which]) + at, W, values);
+  else
+    device::store<true, W>(static_cast<T*>(a.parameter_grads[which]) + at, W, values);
+}
+
 // Adds the column sums of a block's teams, [parts][sums·n], in their order.
-template <class A>
-__device__ inline void add_parts(const A* parts, int count, int64_t columns, A* result) {
+template <class T, class P, class A>
+__device__ inline void add_parts(const Backward<T, P>& a, const A* parts, int count, int64_t columns, A* result) {
   for (int64_t j = threadIdx.x; j < columns; j += blockDim.x) {
-    A total = parts[j];
-    for (int part = 1; part < count; ++part) total += parts[part * columns + j];
-    result[j] = total;
+    A total[1] = {parts[j]};
+    for (int part = 1; part < count; ++part) total[0] += parts[part * columns + j];
+    if (!a.whole)
+      result[j] = total[0];
+    else
+      store_parameter_grad<1>(a, j >= a.n, j >= a.n ? j - a.n : j, total);
   }
 }
 

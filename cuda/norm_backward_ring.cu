@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
   const unsigned bytes = vectors * sizeof(Row);
   Row* const ring = reinterpret_cast<Row*>(shared) + which * stages * kTensors * part.most;
   auto slot_of = [&](int slot, int tensor) { return ring + (slot * kTensors + tensor) * part.most; };
-  ring_begin(&arrived[0][0], kRingWarps * kMostStages, told, cluster);
+  ring_begin(&arrived[0][0], teams * kMostStages, told, cluster);
 
   const int clusters = gridDim.x / cluster, step = clusters * teams, rows = static_cast<int>(a.rows);
   const int first_row = which * clusters + blockIdx.x / cluster;
@@ -51,6 +51,7 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
   };
   if (thread == 0)
     for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
+  if (a.followed) let_next_kernel_start();
 
   Vector<P, W> w[kHoldParameters ? V : 1];
   auto weight = [&](int at) { return weight_or_one(a.weight).template vector<W>(begin + min(at, vectors - 1)); };
@@ -63,6 +64,7 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
   int slot = 0;
   unsigned parity = 0, count = 0;  // of the ring, of rows
   RowNumbers<float> next = row_numbers<N>(a, first_row);
+  ring_meet(cluster);  // while all that was asked for is on its way
   for (int row = first_row; row < rows; row += step) {
     const RowNumbers<float> numbers = next;
     next = row_numbers<N>(a, row + step);
@@ -131,7 +133,7 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
     }
   }
 
-  if (a.partial) {
+  if (a.partial || a.whole) {
     float* const result = a.partial + blockIdx.x / cluster * S * a.n;
     if (teams > 1) __syncthreads();  // the ring's memory is free
     float* const own = teams > 1 ? reinterpret_cast<float*>(shared) + which * S * a.n : result;
@@ -139,6 +141,12 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
     for (int g = 0; g < V; ++g) {
       const int i = g * team + thread;
       if (i >= vectors) continue;
+      if (a.whole && teams == 1) {
+        const int64_t at = static_cast<int64_t>(begin + i) * W;
+        store_parameter_grad<W>(a, 0, at, weight_sum[g]);
+        if constexpr (N == Norm::layer) store_parameter_grad<W>(a, 1, at, bias_sum[g]);
+        continue;
+      }
 #pragma unroll
       for (int k = 0; k < W; k += 4) {
         const int64_t at = static_cast<int64_t>(begin + i) * W + k;
@@ -149,7 +157,7 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
     }
     if (teams > 1) {
       __syncthreads();
-      add_parts(reinterpret_cast<const float*>(shared), teams, S * a.n, result);
+      add_parts(a, reinterpret_cast<const float*>(shared), teams, S * a.n, result);
     }
   }
   if (cluster > 1) device::cluster_sync();  // no block leaves while another may still write to it
@@ -185,7 +193,7 @@ int64_t with_kernel(const NormBackward& a, F f) {
 
 bool ring_takes(const NormBackward& a) {
   const int64_t bytes = a.n * size_of(a.dtype);
-  if (bytes <= 4096 || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows || !ring_runs_here())
+  if (bytes <= 4096 || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows || !compute90_runs_here())
     return false;
   const Plan plan = plan_of(a);
   // Large clusters are not granted everywhere.

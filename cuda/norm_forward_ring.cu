@@ -71,6 +71,7 @@ __global__ void __launch_bounds__(kRingThreads)
 #pragma unroll
     for (int g = 0; g < V; ++g) parameters(g, g * team + thread);
   }
+  ring_meet(cluster);
   const float count = warp_elements<W, V>(vectors, team, warp), inverse = device::short_reciprocal(fmaxf(count, 1));
 
   int slot = 0;
@@ -213,22 +214,9 @@ int64_t clusters_of(const NormForward& a, const RingPlan& plan) {
 
 }  // namespace
 
-// The kernels are empty where they were compiled for less than compute capability 9.0.
-static __global__ void probe() {}
-
-bool ring_runs_here() {
-  static PerDevice answers;
-  return answers.get([](int) -> int {
-    cudaFuncAttributes attributes;
-    if (cudaFuncGetAttributes(&attributes, probe) == cudaSuccess) return attributes.ptxVersion >= 90 ? 1 : 0;
-    cudaGetLastError();  // forget it
-    return PerDevice::kUnknown;
-  }) == 1;
-}
-
 bool ring_takes(const NormForward& a) {
   const int64_t bytes = a.n * size_of(a.dtype);
-  if (bytes <= 512 * 16 * 4 || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows || !ring_runs_here())
+  if (bytes <= 512 * 16 * 4 || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows || !compute90_runs_here())
     return false;
   const RingPlan plan = plan_of(a);
   return plan.cluster <= kMostBlocksOfRow && plan.stages >= 2 && clusters_of(a, plan) > 0;

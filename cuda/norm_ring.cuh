@@ -4,14 +4,13 @@
 #include <atomic>
 #include <cstdint>
 
+#include "dependent.cuh"
 #include "device/bulk.cuh"
 #include "norm.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 
-// Whether the current device has them in its code.
-bool ring_runs_here();
-// Whether, there, they are made for this problem.
+// Whether the current device has them, and they are made for this problem.
 bool ring_takes(const NormForward& a);
 bool ring_takes(const NormBackward& a);
 
@@ -142,7 +141,8 @@ struct RingPart {
         vectors(min(most, all - begin)) {}
 };
 
-// Makes the barriers, of which the cluster's blocks may use each other's once this returns.
+// Makes the barriers. Thread 0 may use its block's at once, and without a cluster the others too; a cluster's blocks may
+// use each other's, and their own, after ring_meet().
 __device__ inline void ring_begin(device::Barrier* arrived, int count, device::Barrier (&told)[2], int cluster) {
   if (threadIdx.x == 0) {
     for (int k = 0; k < count; ++k) device::barrier_init(&arrived[k]);
@@ -151,9 +151,12 @@ __device__ inline void ring_begin(device::Barrier* arrived, int count, device::B
     device::barrier_init_fence();
   }
   if (cluster > 1)
-    device::cluster_sync();
+    device::cluster_arrive_relaxed();
   else
     __syncthreads();
+}
+__device__ inline void ring_meet(int cluster) {
+  if (cluster > 1) device::cluster_wait();
 }
 
 }  // namespace fastops::FASTOPS_ARCH

@@ -166,13 +166,20 @@ NormGradients norm_backward(NormBackwardCall c) {
   a.weight = data_or_null(c.weight);
   a.weight_offset = c.weight_offset;
   a.grad_input = c.need_input ? out.input.mutable_data_ptr() : nullptr;
+  a.gather = Gather::partial;
   a.partial = nullptr;
   a.chunks = cpu_chunks(a.rows);
+  auto give = [&](int which, const Tensor* result) {
+    a.parameter_grads[which] = result ? result->mutable_data_ptr() : nullptr;
+    a.parameter_grad_dtypes[which] = result ? *dtype_of(*result) : dtype;
+  };
+  give(0, c.need_weight ? &out.weight : nullptr);
+  give(1, c.need_bias ? &*out.bias : nullptr);
 
   Scratch scratch;
-  const bool sums = c.need_weight || c.need_bias;
   auto make_partial = [&] {
-    if (sums) a.partial = scratch.allocate(input, stat, a.chunks * a.sums() * a.n);
+    if (a.wants_parameters() && a.gather == Gather::partial)
+      a.partial = scratch.allocate(input, stat, a.chunks * a.sums() * a.n);
   };
   std::optional<cuda::Launch> launch;
   if (input.is_cuda()) {
@@ -190,16 +197,16 @@ NormGradients norm_backward(NormBackwardCall c) {
       run_on_threads(a.chunks, rows_each * a.n * size_of(dtype),
                      [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
   }
-  if (!sums) return out;
+  if (!a.partial) return out;
 
   ColumnSum columns[2];
   int count = 0;
-  auto add = [&](const Tensor& result, int64_t which) {
+  for (int which = 0; which < 2; ++which) {
+    if (!a.parameter_grads[which]) continue;
     const char* from = static_cast<const char*>(a.partial) + which * a.n * size_of(stat);
-    columns[count++] = {stat, *dtype_of(result), from, a.chunks, a.sums() * a.n, a.n, result.mutable_data_ptr()};
-  };
-  if (c.need_weight) add(out.weight, 0);
-  if (c.need_bias) add(*out.bias, 1);
+    columns[count++] = {stat, a.parameter_grad_dtypes[which], from, a.chunks, a.sums() * a.n,
+                        a.n,  a.parameter_grads[which]};
+  }
   sum_columns(launch, columns, count);
   return out;
 }

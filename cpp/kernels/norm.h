@@ -33,6 +33,10 @@ struct NormForward {
   void* statistics;
 };
 
+// How the parameters' gradients come together: from `partial`, by a column sum that follows; or by the norm's own kernels,
+// of which one has all rows in one chunk, or a second one reads the few rows again by columns.
+enum class Gather { partial, whole, columns };
+
 struct NormBackward {
   Norm norm;
   DType dtype, parameter;
@@ -47,9 +51,13 @@ struct NormBackward {
   const void* weight;      // null: 1
   double weight_offset;
   void* grad_input;  // rows·n, dense; null: not asked for
-  void* partial;     // [chunks, sums, n] for weight and, for layer, bias; null: neither asked for
+  Gather gather;
+  void* partial;  // [chunks, sums, n] for weight and, for layer, bias; null: neither asked for, or gathered otherwise
   int64_t chunks;
+  void* parameter_grads[2];  // of weight and bias, [n]; null: not asked for
+  DType parameter_grad_dtypes[2];
   int64_t sums() const { return norm == Norm::layer ? 2 : 1; }
+  bool wants_parameters() const { return parameter_grads[0] || parameter_grads[1]; }
 };
 
 // A long row is read in segments of so many bytes, in the type that is computed in: by that type alone, so that neither
@@ -69,7 +77,7 @@ using NormForwardSegmentsCpu = void(const NormForward&, Pass, double* found, int
 using NormBackwardSegmentsCpu = void(const NormBackward&, Pass, double* found, int64_t task_begin, int64_t task_end);
 using NormForwardCuda = int(const NormForward&, void* stream);
 using NormBackwardCuda = int(const NormBackward&, void* stream);
-// Sets how many chunks of rows the CUDA backward makes on the current device.
+// Sets how many chunks of rows the CUDA backward makes on the current device, and how they are gathered.
 using NormPlanCuda = void(NormBackward&);
 
 }  // namespace fastops

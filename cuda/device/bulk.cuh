@@ -15,8 +15,11 @@ __device__ inline void barrier_init(Barrier* barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Makes initialised barriers visible to bulk copies and to the cluster; a barrier of the threads must follow.
-__device__ inline void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// Makes initialised barriers visible to bulk copies of this thread and, once a barrier of the threads followed, to others
+// and the cluster.
+__device__ inline void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+}
 
 __device__ inline void barrier_expect(Barrier* barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
@@ -64,8 +67,14 @@ __device__ inline int cluster_rank() {
   return static_cast<int>(rank);
 }
 
+// Passes on what barrier_init_fence() released, and nothing else.
+__device__ inline void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 __device__ inline void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+  cluster_wait();
 }
 
 // Writes `value` to the same place in the shared memory of block `rank` and reports its bytes to the barrier there.
