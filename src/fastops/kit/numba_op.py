@@ -127,7 +127,7 @@ class _Foreign(NamedTuple):
     nodes: tuple[None] = (None,)
     name: str = "compute"
 
-    def text(self, real: str) -> str:
+    def text(self, real: str, *, short: bool = False) -> str:
         """One element, by a function that is linked in."""
         parameters = ", ".join([real] * len(self.tensors))
         arguments = ", ".join(f"kit_in[{k}]" for k in range(len(self.tensors)))
