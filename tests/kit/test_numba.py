@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fastops import kit
-from fastops.kit import linker, nvrtc
+from fastops.kit import linker, nvrtc, program
 
 numba = pytest.importorskip("numba", reason='Numba is not installed: pip install "fastops[numba]"')
 
@@ -71,6 +71,18 @@ def test_gradient_given() -> None:
     assert torch.autograd.gradgradcheck(op, x)
     square = kit.numba_op(lambda x: x * x, backward=lambda grad, x: 2 * x * grad)
     assert torch.autograd.gradcheck(square, x)
+
+
+def test_what_was_prepared_is_compiled_at_no_call(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = [kit.numba_op(lambda x, y: x * y + 17), kit.numba_op(lambert, backward=lambert_backward)]
+    for op in ops:
+        op.prepare(torch.bfloat16, torch.float32, device=device)
+    monkeypatch.delattr(program.Program, "compile")
+    monkeypatch.delattr(program.Program, "add_cuda_kernel")
+    for op in ops:
+        for dtype in (torch.bfloat16, torch.float32):
+            tensors = [torch.ones(4, device=device, dtype=dtype, requires_grad=True) for _ in op.tensors]
+            op(*tensors).sum().backward()
 
 
 def test_no_derivative_is_an_error() -> None:

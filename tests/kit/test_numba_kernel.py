@@ -126,6 +126,42 @@ def test_explain() -> None:
     )
 
 
+def without_a_gpu(monkeypatch: pytest.MonkeyPatch, prepare: Any) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(numba_kernel.NumbaKernel, "_prepare", prepare)
+
+
+def test_prepare_takes_the_arguments_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Any] = []
+
+    def prepare(self: Any, device: torch.device, kinds: tuple[Kind, ...]) -> None:
+        compiled.append((device, kinds))
+        self._ready[device, kinds] = None
+
+    without_a_gpu(monkeypatch, prepare)
+    op = kit.numba_op(grid=GRID, cpu=torch.clone)(square_kernel)
+    rows = torch.empty(3, 4, dtype=torch.float16)
+    for _ in range(2):
+        op.prepare(rows)
+        op.prepare(rows.t().to("meta"), device=1)
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    assert compiled == [
+        (first, (Kind(torch.float16, 2, "C"), Kind(torch.float16, 2, "C"))),
+        (second, (Kind(torch.float16, 2, "A"), Kind(torch.float16, 2, "A"))),
+    ]
+    transform.prepare(torch.empty(3, 8)[:, ::2], torch.empty(8)[::2], 0.5, device="cuda:1")
+    assert compiled[2:] == [(second, TRANSFORM)]
+
+
+def test_prepare_that_cannot_be() -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(kit.KitError, match=r"^\[square\w*\] prepare found no CUDA device"):
+            square.prepare(torch.empty(3))
+    with pytest.raises(kit.KitError, match=r"^\[f\] prepare is for a kernel of Numba's"):
+        kit.op("my::f(Tensor x) -> Tensor", cuda=torch.clone).prepare(torch.empty(3))
+
+
 # Errors
 
 
@@ -371,7 +407,7 @@ def test_graph_capture(gpu: torch.device, first: bool) -> None:
     op = define(captured)
     x = torch.zeros(1000, device=gpu)
     if not first:
-        op(x)
+        op.prepare(x)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = op(op(x))

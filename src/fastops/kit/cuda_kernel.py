@@ -22,6 +22,14 @@ class _Ready(NamedTuple):
     packing: Packing
 
 
+def device_to_prepare(name: str, device: torch.device | str | int | None) -> torch.device:
+    """A CUDA device by its index, the current one by default."""
+    if not torch.cuda.is_available():
+        raise KitError(f"[{name}] prepare found no CUDA device")
+    chosen = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
+    return torch.device("cuda", torch.cuda.current_device()) if chosen.index is None else chosen
+
+
 class CudaKernel(FromSource):
     """A CUDA kernel from its source, compiled by NVRTC for the card at hand when first called, and cached on disk.
 
@@ -79,11 +87,7 @@ class CudaKernel(FromSource):
 
     def prepare(self, *dtypes: torch.dtype, device: torch.device | str | int | None = None) -> None:
         """Compiles and loads ahead of the first call: one dtype a type variable, by default for the current device."""
-        if not torch.cuda.is_available():
-            raise KitError(f"[{self.name}] prepare found no CUDA device")
-        chosen = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
-        if chosen.index is None:
-            chosen = torch.device("cuda", torch.cuda.current_device())
+        chosen = device_to_prepare(self.name, device)
         if (dtypes, chosen) not in self._ready:
             self._prepare(dtypes, chosen)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import _C
 from . import linker, numba_abi, numba_extra, nvrtc
 from .content import content_hash
+from .cuda_kernel import device_to_prepare
 from .errors import CompileError, KitError
 from .extent import Launch, Size
 from .numba_abi import Kind
@@ -87,18 +88,20 @@ class NumbaKernel:
 
     def __call__(self, *inputs: Any) -> Any:
         outputs = self._allocate(*inputs)
-        several = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-        if len(several) != len(self._schema.outputs):
-            raise KitError(f"[{self.name}] fake must return {len(self._schema.outputs)} outputs, got {len(several)}")
-        named = dict(zip((*self._schema.arguments, *self._schema.outputs), (*inputs, *several), strict=True))
-        arguments = [named[parameter] for parameter in self._parameters]
+        arguments = self._arguments(inputs, outputs)
         device = inputs[0].device
-        self._check(arguments, device)
         if sizes := self._launch(arguments):
             kinds = tuple(map(numba_abi.kind, arguments))
             ready = self._ready.get((device, kinds)) or self._prepare(device, kinds)
             _C.kit_launch(ready.handle, *sizes, ready.packing(arguments))
         return outputs
+
+    def prepare_call(self, inputs: Sequence[Any], device: torch.device | str | int | None) -> None:
+        """Compiles and loads what a call with inputs like these runs on a CUDA device; these may lie elsewhere."""
+        chosen = device_to_prepare(self.name, device)
+        kinds = tuple(map(numba_abi.kind, self._arguments(inputs, self._allocate(*inputs))))
+        if (chosen, kinds) not in self._ready:
+            self._prepare(chosen, kinds)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ready": {}}  # whose handles are addresses in this process
@@ -123,7 +126,14 @@ class NumbaKernel:
         # Of what Numba's own headers give, such as arithmetic of half types, the code is in an object.
         return linker.link([bytes(getattr(code, "code", code)) for code in codes], name=self.name, arch=arch)
 
-    def _check(self, arguments: Sequence[Any], device: torch.device) -> None:
+    def _arguments(self, inputs: Sequence[Any], outputs: Any) -> list[Any]:
+        """The kernel's, in its own order, checked."""
+        several = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+        if len(several) != len(self._schema.outputs):
+            raise KitError(f"[{self.name}] fake must return {len(self._schema.outputs)} outputs, got {len(several)}")
+        named = dict(zip((*self._schema.arguments, *self._schema.outputs), (*inputs, *several), strict=True))
+        arguments = [named[parameter] for parameter in self._parameters]
+        device = inputs[0].device
         for parameter, x in zip(self._parameters, arguments, strict=True):
             if not isinstance(x, Tensor):
                 continue
@@ -131,6 +141,7 @@ class NumbaKernel:
                 raise KitError(f"[{self.name}] all tensors must be on one device, got {device} and {x.device}")
             if x.dtype not in numba_abi.DTYPES:
                 raise KitError(f"[{self.name}] {parameter} must have a dtype that Numba has, got {x.dtype}")
+        return arguments
 
     def _prepare(self, device: torch.device, kinds: tuple[Kind, ...]) -> _Ready:
         image = self.image(kinds, nvrtc.arch_of(device))

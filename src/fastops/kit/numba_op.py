@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -15,13 +15,13 @@ from torch.autograd import forward_ad
 from .._operator import Differentiable
 from . import compiler, expression, linker, numba_extra, nvrtc
 from .content import content_hash
-from .elementwise import Gradients, aligned, differentiable, wrong_count
+from .elementwise import Gradients, aligned, differentiable, of_one_dtype, wrong_count
 from .errors import ExpressionError, KitError
 from .expression import Node
 from .extent import Size
 from .numba_kernel import numba_kernel
 from .pointwise import Pointwise
-from .program import Program, explained, unique
+from .program import Kernels, Program, explained, prepared, unique
 from .source import real_of
 
 
@@ -87,7 +87,8 @@ class NumbaOp:
         content = f"numba {content_hash(function)}"
         self._program = unique(content, lambda: _Program(function, name, self.tensors, content))
         self._backward = backward
-        self._call = _with_derivative(self._program, backward).call
+        self._gradients = _gradients(self._program, backward)
+        self._call = _with_derivative(self._program, backward, self._gradients).call
 
     def __call__(self, *tensors: Tensor) -> Any:
         if len(tensors) != len(self.tensors):
@@ -99,6 +100,19 @@ class NumbaOp:
 
     def __repr__(self) -> str:
         return f"<kit.numba_op {self.name}({', '.join(self.tensors)})>"
+
+    def prepare(self, *dtypes: torch.dtype, device: torch.device | str | int = "cuda", backward: bool = True) -> None:
+        """Compile ahead of the first call, for tensors of one of ``dtypes``; by default of float32.
+
+        With ``backward`` the gradients too, where they are expressions.
+        """
+
+        def kernels(dtype: torch.dtype) -> Iterator[Kernels]:
+            yield of_one_dtype(self._program, dtype)
+            if backward and self._gradients:
+                yield from (of_one_dtype(program, dtype) for program in self._gradients.programs())
+
+        prepared(self.name, dtypes or (torch.float32,), device, kernels)
 
     def explain(self, *tensors: Tensor) -> str:
         """Which code a call with these tensors runs."""
@@ -127,7 +141,7 @@ class _Foreign(NamedTuple):
     nodes: tuple[None] = (None,)
     name: str = "compute"
 
-    def text(self, real: str) -> str:
+    def text(self, real: str, *, short: bool = False) -> str:
         """One element, by a function that is linked in."""
         parameters = ", ".join([real] * len(self.tensors))
         arguments = ", ".join(f"kit_in[{k}]" for k in range(len(self.tensors)))
@@ -241,25 +255,36 @@ class _Program(Pointwise):
         return (torch.as_tensor(numba.vectorize()(self.function)(*wide)),)
 
 
-def _with_derivative(program: _Program, backward: Callable[..., Any] | None) -> Differentiable:
-    if backward is None and program.parsed:
-        return differentiable(program, Gradients(program, None))
+def _gradients(program: _Program, backward: Callable[..., Any] | None) -> Gradients | None:
+    """Those that are expressions, as the function itself is."""
+    if not program.parsed:
+        return None
     if backward is None:
-        return _opaque(program, None, ())
+        return Gradients(program)
+    _reads(program, backward)
+    try:
+        _, given = expression.from_function(backward)
+    except ExpressionError:
+        return None
+    if len(given) != len(program.tensors):
+        raise _wrong_count(program, len(given))
+    return Gradients(program, given)
+
+
+def _with_derivative(
+    program: _Program, backward: Callable[..., Any] | None, gradients: Gradients | None
+) -> Differentiable:
+    if gradients:
+        return differentiable(program, gradients)
+    return _opaque(program, backward, _reads(program, backward) if backward else ())
+
+
+def _reads(program: _Program, backward: Callable[..., Any]) -> tuple[str, ...]:
     reads = tuple(inspect.signature(backward).parameters)
     if unknown := [name for name in reads if name not in ("grad", "out", *program.tensors)]:
         expected = ", ".join(("grad", "out", *program.tensors))
         raise KitError(f"[{program.name}] backward may read {expected}, got a parameter {unknown[0]}")
-    if program.parsed:
-        try:
-            _, given = expression.from_function(backward)
-        except ExpressionError:
-            pass
-        else:
-            if len(given) != len(program.tensors):
-                raise _wrong_count(program, len(given))
-            return differentiable(program, Gradients(program, given))
-    return _opaque(program, backward, reads)
+    return reads
 
 
 def _opaque(program: _Program, backward: Callable[..., Any] | None, reads: tuple[str, ...]) -> Differentiable:

@@ -155,6 +155,18 @@ class Op:
         """What torch's dispatcher is called with, for ``torch.library.opcheck``."""
         return self.raw, self.schema.bind(args, {})
 
+    def prepare(self, *args: Any, device: torch.device | str | int | None = None, **kwargs: Any) -> None:
+        """Compile a kernel of Numba's for a CUDA device, the current one by default, ahead of a call like this.
+
+        The arguments' dtypes, dimensions and strides count; they may lie on any device, and nothing is launched.
+        """
+        prepare = getattr(self._parts.cuda, "prepare_call", None)
+        if prepare is None:
+            raise KitError(
+                f"[{self.name}] prepare is for a kernel of Numba's; what cuda= calls has a prepare of its own"
+            )
+        prepare(self.schema.bind(args, kwargs), device)
+
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """Which code a call with these arguments runs."""
         first = self.schema.bind(args, kwargs)[0]

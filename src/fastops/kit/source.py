@@ -38,13 +38,13 @@ class Function(NamedTuple):
     scalars: tuple[str, ...]
     nodes: tuple[Node, ...]
 
-    def text(self, real: str) -> str:
+    def text(self, real: str, *, short: bool = False) -> str:
         """``name(in, scalars, out)``: arrays of one value an argument."""
         return (
             f"KIT_FUNCTION void {self.name}(const {real}* kit_in, const {real}* kit_scalars, {real}* kit_out) {{\n"
             + _constants(real, self.tensors, "kit_in[{}]")
             + _constants(real, self.scalars, "kit_scalars[{}]")
-            + self.assigned(real, "kit_out[{}]")
+            + self.assigned(real, "kit_out[{}]", short=short)
             + "\n}\n"
         )
 
@@ -64,9 +64,9 @@ class Function(NamedTuple):
             + "\n}\n}\n"
         )
 
-    def assigned(self, real: str, output: str) -> str:
+    def assigned(self, real: str, output: str, *, short: bool = False) -> str:
         """Statements that compute the nodes and assign each to ``output``, which has ``{}`` for its number."""
-        return expression.emit_c(self.nodes, [output.format(k) for k in range(len(self.nodes))], real)
+        return expression.emit_c(self.nodes, [output.format(k) for k in range(len(self.nodes))], real, short=short)
 
 
 def _constants(real: str, names: Sequence[str], value: str) -> str:
@@ -108,7 +108,13 @@ def _operands(f: Function, dtypes: Sequence[int]) -> str:
     return text + f"using Inputs = Indices<{', '.join(str(outputs + k) for k in range(inputs))}>;\n"
 
 
-def cuda(files: Sequence[str], functions: Sequence[Function], dtypes: Sequence[int], variant: int) -> str:
+def is_half(dtype: int) -> bool:
+    return _TYPES[dtype][1] == 2
+
+
+def cuda(
+    files: Sequence[str], functions: Sequence[Function], dtypes: Sequence[int], variant: int, *, short: bool = False
+) -> str:
     """A kernel ``kit_kernel``.
 
     Args:
@@ -117,6 +123,7 @@ def cuda(files: Sequence[str], functions: Sequence[Function], dtypes: Sequence[i
         functions: those.
         dtypes: indices into float16, bfloat16, float32, float64: the outputs', then each tensor's.
         variant: one of the file's own.
+        short: with the short forms of division and exponential, for results of a half type.
     """
     return "".join(
         [
@@ -124,7 +131,8 @@ def cuda(files: Sequence[str], functions: Sequence[Function], dtypes: Sequence[i
             f"using namespace fastops::device;\n#define KIT_VARIANT {variant}\n",
             _operands(functions[0], dtypes),
             expression.PRELUDE_CUDA,
-            *(f.text(real_of(dtypes)) for f in functions),
+            text_of("short.cuh") if short else "",
+            *(f.text(real_of(dtypes), short=short) for f in functions),
             *map(text_of, files),
         ]
     )

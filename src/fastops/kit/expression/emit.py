@@ -36,13 +36,14 @@ def statements(
     return lines, [text[node] for node in nodes]
 
 
-def emit_c(nodes: Sequence[Node], outputs: Sequence[str], real: str) -> str:
+def emit_c(nodes: Sequence[Node], outputs: Sequence[str], real: str, *, short: bool = False) -> str:
     """Statements that compute ``nodes`` and assign them to ``outputs``, in C++ or CUDA C++ after the prelude.
 
     Args:
         nodes: what to compute.
         outputs: what to assign each to: ``"y"``, ``"out[i]"``, ``"const float y"``.
         real: ``"float"`` or ``"double"``, the type of the variables, which are called as the expression's names.
+        short: CUDA C++ of floats, for results that are rounded to a half type; sources/short.cuh stands before it.
     """
     suffix = {"float": "f", "double": ""}[real]
 
@@ -56,7 +57,8 @@ def emit_c(nodes: Sequence[Node], outputs: Sequence[str], real: str) -> str:
 
     def statement(node: Apply, result: str, values: list[str]) -> str:
         kind = "bool" if node.truth else real
-        return f"const {kind} {result} = {node.function.c.format(*values, f=suffix)};"
+        spelling = (short and node.function.short) or node.function.c
+        return f"const {kind} {result} = {spelling.format(*values, f=suffix)};"
 
     lines, values = statements(map(as_real, nodes), literal, str, statement)
     lines += [f"{output} = {value};" for output, value in zip(outputs, values, strict=True)]

@@ -37,9 +37,17 @@ Rule = Callable[[Node, tuple[Node, ...], Tangents], Node]
 
 
 def _row(
-    name: str, arity: int, torch: str, c: str, tangent: Rule, *, truth: bool = False, conditions: tuple[int, ...] = ()
+    name: str,
+    arity: int,
+    torch: str,
+    c: str,
+    tangent: Rule,
+    *,
+    truth: bool = False,
+    conditions: tuple[int, ...] = (),
+    short: str = "",
 ) -> None:
-    FUNCTIONS[name] = Function(name, arity, torch, c, tangent, truth, frozenset(conditions))
+    FUNCTIONS[name] = Function(name, arity, torch, c, tangent, truth, frozenset(conditions), short)
 
 
 # A tangent that is the number 0 is one of a constant: the product with it is 0 whatever the other factor is.
@@ -70,13 +78,14 @@ def _unary(
     derivative: Callable[[Node, Node], Node | float],
     torch: str | None = None,
     c: str | None = None,
+    short: str = "",
 ) -> None:
     """A function of x with ``derivative(x, out)``; spelled as its name says unless told otherwise."""
 
     def tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Node:
         return _product(derivative(arguments[0], out), tangents[0])
 
-    _row(name, 1, torch or f"torch.{name}({{0}})", c or f"{name}{{f}}({{0}})", tangent)
+    _row(name, 1, torch or f"torch.{name}({{0}})", c or f"{name}{{f}}({{0}})", tangent, short=short)
 
 
 def _binary(
@@ -134,7 +143,7 @@ def _logistic(b: Node, tb: Node) -> tuple[Node, Node] | None:
     return None
 
 
-_row("/", 2, "{0} / {1}", "{0} / {1}", _quotient_tangent)
+_row("/", 2, "{0} / {1}", "{0} / {1}", _quotient_tangent, short="kit_quotient({0}, {1})")
 # Python's and torch's: the result has the sign of b. fmod's has the sign of a.
 _binary(
     "%",
@@ -163,14 +172,15 @@ _row(
 
 # Exponentials and logarithms
 
-_unary("exp", lambda x, y: y)
+_unary("exp", lambda x, y: y, short="kit_exp({0})")
 _unary("exp2", lambda x, y: y * math.log(2))
 _unary("expm1", lambda x, y: y + 1)
 _unary("log", lambda x, y: 1 / x)
 _unary("log2", lambda x, y: 1 / (x * math.log(2)))
 _unary("log10", lambda x, y: 1 / (x * math.log(10)))
 _unary("log1p", lambda x, y: 1 / (x + 1))
-_unary("sigmoid", lambda x, y: y * (1 - y), c="1 / (1 + exp{f}(-{0}))")  # e^-x may be inf, and 1 / inf is right
+# e^-x may be inf, and 1 / inf is right.
+_unary("sigmoid", lambda x, y: y * (1 - y), c="1 / (1 + exp{f}(-{0}))", short="kit_quotient(1.0f, 1 + kit_exp(-{0}))")
 
 # Powers and roots
 

@@ -5,6 +5,7 @@ Equal nodes are the same object, so a part that occurs twice is computed once an
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ class Function:
         arity: how many arguments it takes.
         torch, c: the spelling in each language, with ``{0}`` for the first argument; in C also ``{f}`` for the ``f``
             that ends the names of the C library's functions of floats.
+        short: the spelling in CUDA where the result is rounded to a half type; the usual one if empty.
         tangent: ``tangent(out, arguments, tangents)``, the directional derivative of ``out``.
         truth: whether the result is a truth value.
         conditions: the arguments that are truth values.
@@ -34,6 +36,7 @@ class Function:
     tangent: Callable[[Node, tuple[Node, ...], Tangents], Node]
     truth: bool = False
     conditions: frozenset[int] = frozenset()
+    short: str = ""
 
 
 class Node:
@@ -185,6 +188,8 @@ def _simplified(function: str, nodes: list[Node]) -> Node | None:
             return number(_FOLDED[function](a.value, b.value))
         if function in "*/" and is_number(b, 1):
             return a
+        if function == "/" and isinstance(b, Number) and _inverts(b.value):
+            return a * (1 / b.value)
         if function == "*" and is_number(a, 1):
             return b
         if function == "-" and b is number(0.0):
@@ -198,6 +203,11 @@ def _simplified(function: str, nodes: list[Node]) -> Node | None:
         if power == 3:
             return x * x * x
     return None
+
+
+def _inverts(value: float) -> bool:
+    """Whether it is a power of two whose inverse is one in each dtype that is computed in."""
+    return math.frexp(abs(value))[0] == 0.5 and 2.0**-126 <= abs(value) <= 2.0**126
 
 
 def postorder(roots: Iterable[Node]) -> list[Node]:
