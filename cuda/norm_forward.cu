@@ -8,17 +8,23 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-// Early kernels with few elements a thread, whose registers leave room for more of them.
-template <class T, class P, int W, int Vectors, bool Early>
-constexpr bool holds_little = Early && W > 1 && (Vectors * W <= kElements<T, W>) && sizeof(P) == sizeof(T);
+// Threads that are to fit a multiprocessor at once: as many as their registers allow without spills.
+template <Norm N, class T, class P, int Vectors, int Threads, bool Early>
+constexpr int resident_threads() {
+  if (sizeof(P) != sizeof(T)) return 1024;
+  if (!Early) return Threads <= 256 && sizeof(T) < 8 ? 1280 : 1024;
+  if (Vectors > kVectors) return 1024;
+  return N == Norm::rms && Threads == 512 ? 1536 : 1280;
+}
 
 // Lanes: those of a row; 0: the block. Early: parameters are fetched with the row, else once the sums are there, which
 // leaves registers for another block.
-template <Norm N, class T, class P, int W, int Vectors, int Lanes, int Threads, bool Early>
-__global__ void __launch_bounds__(Threads, resident_blocks(Threads, holds_little<T, P, W, Vectors, Early>))
+template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, bool Early>
+__global__ void __launch_bounds__(Threads,
+                                  resident_blocks(Threads, resident_threads<N, T, P, Vectors, Threads, Early>()))
     forward_kernel(const __grid_constant__ Forward<T, P> a) {
   using A = accumulate_t<T>;
-  constexpr int kTeamRows = Lanes ? Threads / Lanes : 1;
+  constexpr int W = kVector<T>, kTeamRows = Lanes ? Threads / Lanes : 1;
   const int team = Lanes ? Lanes : static_cast<int>(blockDim.x);
   const int thread = Lanes ? threadIdx.x % Lanes : threadIdx.x;
   const int n = static_cast<int>(a.n), vectors = n / W;
@@ -39,15 +45,23 @@ __global__ void __launch_bounds__(Threads, resident_blocks(Threads, holds_little
     x[g] = reinterpret_cast<const Vector<T, W>*>(input)[at[g]];
   }
   T first = N == Norm::layer ? *input : T{};
-  const Parameter<P> weight = weight_or_one(a.weight), bias = bias_or_zero(a.bias);
   Vector<P, W> w[Early ? Vectors : 1], b[Early ? Vectors : 1];
   auto fetch_parameters = [&](int g) {
+    const Parameter<P> weight = weight_or_one(a.weight), bias = bias_or_zero(a.bias);
     w[Early ? g : 0] = weight.template vector<W>(at[g]);
     if constexpr (N == Norm::layer) b[Early ? g : 0] = bias.template vector<W>(at[g]);
   };
   if constexpr (Early) {
 #pragma unroll
     for (int g = 0; g < Vectors; ++g) fetch_parameters(g);
+  } else if (a.few) {  // nothing else hides how long they take to come; where blocks follow each other it slows them
+#pragma unroll
+    for (int g = 0; g < Vectors; ++g) {
+      int i = at[g];
+      asm volatile("" : "+r"(i));  // an address of its own: nobody is to hold it until they are read
+      if (a.weight) device::prefetch(a.weight + i * W);
+      if (N == Norm::layer && a.bias) device::prefetch(a.bias + i * W);
+    }
   }
   if (a.residual) {
     const T* residual = a.residual + source * a.residual_stride;
@@ -193,15 +207,16 @@ __global__ void __launch_bounds__(1024) forward_long_kernel(const __grid_constan
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-template <Norm N, class T, class P, int W, int Vectors, int Lanes, int Threads>
-void launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
+template <Norm N, class T, class P, int Vectors, int Lanes, int Threads>
+int launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
   constexpr int kRows = Lanes ? Threads / Lanes : 1;
   for (int64_t row = 0; row < all.rows; row += kMostBlocks * kRows) {
     const Forward<T, P> a = all.from_row(N, row);
     const auto blocks = static_cast<unsigned>(std::min(ceil_div(a.rows, kRows), kMostBlocks));
-    constexpr bool kEarly = (Lanes && sizeof(P) == sizeof(T)) || Vectors * W <= kElements<T, W>;
-    forward_kernel<N, T, P, W, Vectors, Lanes, Threads, kEarly><<<blocks, threads, 0, stream>>>(a);
+    constexpr bool kEarly = (Lanes && sizeof(P) == sizeof(T)) || Vectors <= kVectors;
+    forward_kernel<N, T, P, Vectors, Lanes, Threads, kEarly><<<blocks, threads, 0, stream>>>(a);
   }
+  return cudaGetLastError();
 }
 
 template <Norm N, class T, class P, int W>
@@ -224,25 +239,28 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
   constexpr int kSmall = 128;
   const int64_t vectors = a.n / W;
   auto threads = [&](int each) { return static_cast<int>(ceil_div(vectors, each * kWarp) * kWarp); };
-  if (vectors <= 8 * kFew) return launch<N, T, P, W, kFew, 8, kSmall>(a, kSmall, stream), cudaGetLastError();
-  if (vectors > 8 * 2 && vectors <= 8 * kThree)
-    return launch<N, T, P, W, kThree, 8, kSmall>(a, kSmall, stream), cudaGetLastError();
-  if (vectors <= 16 * kFew) return launch<N, T, P, W, kFew, 16, kSmall>(a, kSmall, stream), cudaGetLastError();
-  if (vectors <= 16 * kThree) return launch<N, T, P, W, kThree, 16, kSmall>(a, kSmall, stream), cudaGetLastError();
-  if (vectors > 32 * kFew && vectors <= 32 * kThree)
-    return launch<N, T, P, W, kThree, 32, kSmall>(a, kSmall, stream), cudaGetLastError();
+  if (vectors <= 8 * kFew) return launch<N, T, P, kFew, 8, kSmall>(a, kSmall, stream);
+  if (vectors > 8 * 2 && vectors <= 8 * kThree) return launch<N, T, P, kThree, 8, kSmall>(a, kSmall, stream);
+  if (vectors <= 16 * kFew) return launch<N, T, P, kFew, 16, kSmall>(a, kSmall, stream);
+  if (vectors <= 16 * kThree) return launch<N, T, P, kThree, 16, kSmall>(a, kSmall, stream);
+  if (vectors > 32 * kFew && vectors <= 32 * kThree) return launch<N, T, P, kThree, 32, kSmall>(a, kSmall, stream);
   // Whole warps of three, where four a thread would leave some without.
   if (vectors > 64 * kFew && vectors <= 512 * kThree && vectors % (3 * kWarp) == 0 && vectors % (4 * kWarp) != 0)
-    return launch<N, T, P, W, kThree, 0, 512>(a, threads(kThree), stream), cudaGetLastError();
-  if (vectors <= 32 * kFew)
-    launch<N, T, P, W, kFew, 32, kSmall>(a, kSmall, stream);
-  else if (vectors <= 64 * kFew)
-    launch<N, T, P, W, kFew, 0, 64>(a, threads(kFew), stream);
-  else if (vectors <= 512 * kMany)
-    launch<N, T, P, W, kMany, 0, 512>(a, threads(kMany), stream);
-  else
-    launch_long<N, T, P, W>(args, stream);
-  return cudaGetLastError();
+    return launch<N, T, P, kThree, 0, 512>(a, threads(kThree), stream);
+  if (vectors <= 32 * kFew) return launch<N, T, P, kFew, 32, kSmall>(a, kSmall, stream);
+  if (vectors <= 64 * kFew) return launch<N, T, P, kFew, 0, 64>(a, threads(kFew), stream);
+  if constexpr (sizeof(T) < 8 && sizeof(P) == sizeof(T)) {
+    // Of an rms norm the parameters find room in registers too, those of half as many threads again.
+    if constexpr (N == Norm::rms)
+      if (vectors <= 512 * kFew && vectors % (kFew * kWarp) == 0)
+        return launch<N, T, P, kFew, 0, 512>(a, threads(kFew), stream);
+    // All rows at once, where fewer registers a thread allow that and more do not.
+    const int64_t here = multiprocessors(), each = threads(kMany);
+    if (each <= 256 && a.rows > 1024 / each * here && a.rows <= 1280 / each * here)
+      return launch<N, T, P, kMany, 0, 256>(a, threads(kMany), stream);
+  }
+  if (vectors <= 512 * kMany) return launch<N, T, P, kMany, 0, 512>(a, threads(kMany), stream);
+  return launch_long<N, T, P, W>(args, stream);
 }
 
 }  // namespace

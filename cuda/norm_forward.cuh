@@ -12,14 +12,14 @@ int norm_forward_ragged(const NormForward& a, void* stream);
 
 constexpr int64_t kMostBlocks = INT32_MAX;  // of a launch
 
-// Blocks that are to fit a multiprocessor at once.
-constexpr int resident_blocks(int threads, bool more) {
+// Blocks that are to fit a multiprocessor at once, of so many threads in all where it takes them.
+constexpr int resident_blocks(int threads, int all) {
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 750 || __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870)
-  constexpr int kThreads = __CUDA_ARCH__ == 750 ? 1024 : 1280, kBlocks = 16;
+  constexpr int kThreads = __CUDA_ARCH__ == 750 ? 1024 : 1536, kBlocks = 16;
 #else
-  constexpr int kThreads = 1280, kBlocks = 24;
+  constexpr int kThreads = 2048, kBlocks = 24;
 #endif
-  return std::min((more ? kThreads : 1024) / threads, kBlocks);
+  return std::min(std::min(all, kThreads) / threads, kBlocks);
 }
 
 // What a kernel needs, in the types it computes in.
@@ -32,6 +32,7 @@ struct Forward {
   A* statistics;
   int64_t rows, n, input_stride, residual_stride;
   A inverse_n, scale, unscale, eps, offset;  // scale: a power of two about 1 / n
+  bool few;                                  // a block a multiprocessor at most
 
   explicit Forward(const NormForward& a)
       : input(static_cast<const T*>(a.input)),
@@ -49,7 +50,8 @@ struct Forward {
         scale(static_cast<A>(std::exp2(-std::ceil(std::log2(static_cast<double>(a.n)))))),
         unscale(1 / scale),
         eps(static_cast<A>(a.eps)),
-        offset(a.weight ? static_cast<A>(a.weight_offset) : A(0)) {}
+        offset(a.weight ? static_cast<A>(a.weight_offset) : A(0)),
+        few(a.rows <= multiprocessors()) {}
 
   // From that row on, as a launch has at most kMostBlocks blocks.
   Forward from_row(Norm norm, int64_t row) const {

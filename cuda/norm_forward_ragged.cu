@@ -105,7 +105,7 @@ struct Part {
 template <class T, class P>
 constexpr int ragged_blocks(int words, int threads) {
   if (words == 14) return 7;
-  return resident_blocks(threads, sizeof(T) < 8 && sizeof(P) == sizeof(T) && words * kWord<T> <= 16);
+  return resident_blocks(threads, sizeof(T) < 8 && sizeof(P) == sizeof(T) && words * kWord<T> <= 16 ? 1280 : 1024);
 }
 
 // Lanes: those of a row; 0: the block, whose warps have `each` words of it, the first `more` of them one word more.

@@ -60,7 +60,8 @@ def torch_function(nodes: tuple[Node, ...], parameters: tuple[str, ...]) -> Call
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """``x.to(dtype)``, without a call that would return ``x``: Dynamo of torch 2.11 takes that for one output more of an
-    autograd.Function, and the gradient goes to it in the other's place."""
+    autograd.Function, and the gradient goes to it in the other's place.
+    """
     return x if x.dtype == dtype else x.to(dtype)
 
 
