@@ -59,8 +59,9 @@ def torch_function(nodes: tuple[Node, ...], parameters: tuple[str, ...]) -> Call
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x.to(dtype)``, without a call that would return ``x``: Dynamo of torch 2.11 takes that for one output more of an
-    autograd.Function, and the gradient goes to it in the other's place.
+    """``x.to(dtype)``, without a call that would return ``x``.
+
+    Dynamo of torch 2.11 takes that for one output more of an autograd.Function, and the gradient goes to it.
     """
     return x if x.dtype == dtype else x.to(dtype)
 
