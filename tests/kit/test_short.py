@@ -12,14 +12,14 @@ from torch import Tensor
 
 from fastops import kit
 from fastops.kit import compiler, nvrtc, source
-from fastops.kit.expression import CPP_OPTIONS, PRELUDE_CPP
+from fastops.kit.expression import CPP_OPTIONS, PRELUDE_CPP, emit_c, parse
 from fastops.kit.program import DTYPES, Program
 
 INF, NAN = float("inf"), float("nan")
 SPECIAL = torch.tensor([0.0, 1.0, 3.0, 0.1, 7.0, 1e-45, 1e-40, 2.0**-126, 1e-31, 1e-20, 1e20, 1e38, 2.0**127, INF, NAN])
 
 swish = kit.elementwise("swish(x, *, beta=1.0)", "x / (1 + exp(-beta * x))")
-steps = kit.elementwise("steps(x, y)", "floor(x / y), 1 - x / x, x / y")
+steps = kit.elementwise("steps(x, y)", "floor(x / y), floor(x / x), y / x")
 exponential = kit.elementwise("exponential(x)", "exp(x), exp(x) / (1 + exp(x)), sigmoid(x)")
 
 
@@ -38,10 +38,26 @@ def test_only_halves_divide_without_a_branch(dtype: torch.dtype) -> None:
 
 def test_other_results_have_the_full_forms() -> None:
     for dtypes in ((2, 2), (3, 3), (2, 0), (3, 1)):
-        assert "kit_quotient" not in swish._program.cuda(dtypes, 0)
-    assert "kit_quotient" in swish._program.cuda((1, 2), 0)  # the float32 is a 0-d tensor
+        assert "kit_ratio" not in swish._program.cuda(dtypes, 0)
+    assert "kit_ratio" in swish._program.cuda((1, 2), 0)  # the float32 is a 0-d tensor
     mean = kit.reduction("mean(x)", map="exp(x) / 3", post="a / n")
-    assert "kit_quotient" not in cuda_source(mean._program, torch.bfloat16)
+    assert "kit_ratio" not in cuda_source(mean._program, torch.bfloat16)
+
+
+def test_quotients_before_steps_are_careful() -> None:
+    def written(*expressions: str) -> list[str]:
+        nodes = parse(", ".join(expressions), ("x", "y"))
+        text = emit_c(nodes, ["out"] * len(nodes), "float", short=True)
+        return re.findall(r"kit_(?:quotient|ratio)", text)
+
+    careful, plain = ["kit_quotient"], ["kit_ratio"]
+    assert written("x / y") == written("exp(x / y) * 2") == written("x < y ? x / y : y") == plain
+    for function in ("floor", "ceil", "trunc", "round", "sign"):
+        assert written(f"{function}(2 * x / y)") == careful
+    for expression in ("x / y > 1", "x / y % 2", "fmod(x / y, 2)", "x / y == y ? x : y", "abs(floor(exp(x / y)))"):
+        assert written(expression) == careful, expression
+    assert written("floor(x / y), x / y") == careful  # one node
+    assert sorted(written("floor(x / y), y / x")) == sorted(careful + plain)
 
 
 # The algorithm on the CPU, whose reciprocal is made as bad as the GPU's may be.
@@ -61,16 +77,23 @@ static float reciprocal_of(float b, int off) {
 LOOP = """
 extern "C" void run(long n, int off_, const float* a, const float* b, float* y) {
   off = off_;
-  for (long i = 0; i < n; ++i) y[i] = kit_quotient(a[i], b[i]);
+  for (long i = 0; i < n; ++i) y[i] = FUNCTION(a[i], b[i]);
 }
 """
 
 
-def quotients(a: Tensor, b: Tensor, off: int) -> Tensor:
+def quotients(a: Tensor, b: Tensor, off: int, function: str = "kit_quotient") -> Tensor:
     text = re.sub(r"asm\(.*\);", "reciprocal = reciprocal_of(b, off);", source.text_of("short.cuh"))
     assert "asm" not in text
     declared = 'extern "C" float fmaf(float, float, float) noexcept;\nextern "C" float exp2f(float) noexcept;\n'
-    whole = PRELUDE_CPP + declared * ("float fmaf" not in PRELUDE_CPP) + RECIPROCAL + "static int off;\n" + text + LOOP
+    whole = (
+        PRELUDE_CPP
+        + declared * ("float fmaf" not in PRELUDE_CPP)
+        + RECIPROCAL
+        + "static int off;\n"
+        + text
+        + LOOP.replace("FUNCTION", function)
+    )
     library = compiler.shared_library(whole, name="short", options=CPP_OPTIONS)
     y = torch.empty_like(a)
     library.run(ctypes.c_long(a.numel()), off, *(ctypes.c_void_p(t.data_ptr()) for t in (a, b, y)))
@@ -79,18 +102,19 @@ def quotients(a: Tensor, b: Tensor, off: int) -> Tensor:
 
 @needs_compiler
 @pytest.mark.parametrize("off", [-1, 0, 1])
-def test_quotients_of_any_reciprocal(off: int) -> None:
+@pytest.mark.parametrize(("function", "units"), [("kit_quotient", 1), ("kit_ratio", 3)])
+def test_quotients_of_any_reciprocal(off: int, function: str, units: int) -> None:
     special = torch.cat([SPECIAL, -SPECIAL])
     random = torch.randint(-(2**31), 2**31, (1 << 18,), dtype=torch.int64).int().view(torch.float32)
     a = torch.cat([special.repeat_interleave(len(special)), random, random[:1000].repeat(len(special))])
     b = torch.cat([special.repeat(len(special)), random.flip(0), special.repeat_interleave(1000)])
-    got, truth = quotients(a, b, off), a / b
+    got, truth = quotients(a, b, off, function), a / b
     assert torch.equal(got.isnan(), truth.isnan())
     here = ~truth.isnan()
     assert torch.equal(got.signbit()[here], truth.signbit()[here])
     apart = (got.view(torch.int32) - truth.view(torch.int32)).abs()
     normal = here & (a.abs() > 2.0**-100)
-    assert int(apart[normal].max()) <= 1
+    assert int(apart[normal].max()) <= units
     assert int(apart[here].max()) <= 3
 
 
@@ -137,12 +161,11 @@ def test_quotients_of_every_half(device: torch.device, dtype: torch.dtype) -> No
     x = every(dtype, device)
     divisors = torch.cat([SPECIAL.to(device), x.float()[torch.randperm(2**16, device=device)[:16]]]).to(dtype)
     for y in torch.cat([divisors, -divisors]):
-        whole, none, quotient = steps(x, y.expand_as(x))
-        truth = x.double() / y.double()
-        assert_rounded(quotient, truth)
+        whole, one, quotient = steps(x, y.expand_as(x))
+        assert_rounded(quotient, y.double() / x.double())
         assert_rounded(whole, (x.float() / y.float()).floor().double())
         usual = x.isfinite() & (x.abs() > 2.0**-100)
-        assert none[usual].eq(0).all()
+        assert one[usual].eq(1).all()
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
 
-from .nodes import Apply, Name, Node, Number, as_real, postorder
+from .nodes import Apply, Name, Node, Number, as_real, before_steps, postorder
 
 
 def statements(
@@ -46,6 +46,8 @@ def emit_c(nodes: Sequence[Node], outputs: Sequence[str], real: str, *, short: b
         short: CUDA C++ of floats, for results that are rounded to a half type; sources/short.cuh stands before it.
     """
     suffix = {"float": "f", "double": ""}[real]
+    nodes = [as_real(node) for node in nodes]
+    careful = before_steps(nodes) if short else ()
 
     def literal(value: float) -> str:
         if real == "float":
@@ -57,10 +59,11 @@ def emit_c(nodes: Sequence[Node], outputs: Sequence[str], real: str, *, short: b
 
     def statement(node: Apply, result: str, values: list[str]) -> str:
         kind = "bool" if node.truth else real
-        spelling = (short and node.function.short) or node.function.c
+        function = node.function
+        spelling = (node in careful and function.careful) or (short and function.short) or function.c
         return f"const {kind} {result} = {spelling.format(*values, f=suffix)};"
 
-    lines, values = statements(map(as_real, nodes), literal, str, statement)
+    lines, values = statements(nodes, literal, str, statement)
     lines += [f"{output} = {value};" for output, value in zip(outputs, values, strict=True)]
     return "\n".join(lines)
 

@@ -46,8 +46,10 @@ def _row(
     truth: bool = False,
     conditions: tuple[int, ...] = (),
     short: str = "",
+    careful: str = "",
+    steps: bool = False,
 ) -> None:
-    FUNCTIONS[name] = Function(name, arity, torch, c, tangent, truth, frozenset(conditions), short)
+    FUNCTIONS[name] = Function(name, arity, torch, c, tangent, truth, frozenset(conditions), short, careful, steps)
 
 
 # A tangent that is the number 0 is one of a constant: the product with it is 0 whatever the other factor is.
@@ -94,6 +96,7 @@ def _binary(
     by_second: Callable[[Node, Node, Node], Node | float],
     torch: str | None = None,
     c: str | None = None,
+    steps: bool = False,
 ) -> None:
     """A function of two numbers a, b with its partial derivatives, both given (a, b, out)."""
 
@@ -101,16 +104,16 @@ def _binary(
         (a, b), (ta, tb) = arguments, tangents
         return _sum(_product(by_first(a, b, out), ta), _product(by_second(a, b, out), tb))
 
-    _row(name, 2, torch or f"torch.{name}({{0}}, {{1}})", c or f"{name}{{f}}({{0}}, {{1}})", tangent)
+    _row(name, 2, torch or f"torch.{name}({{0}}, {{1}})", c or f"{name}{{f}}({{0}}, {{1}})", tangent, steps=steps)
 
 
 def _step(name: str, torch: str | None = None, c: str | None = None) -> None:
     """A function of x that is constant nearly everywhere."""
-    _row(name, 1, torch or f"torch.{name}({{0}})", c or f"{name}{{f}}({{0}})", _constant)
+    _row(name, 1, torch or f"torch.{name}({{0}})", c or f"{name}{{f}}({{0}})", _constant, steps=True)
 
 
 def _truth(name: str, arity: int, torch: str, c: str, *, of_truths: bool = False) -> None:
-    _row(name, arity, torch, c, _constant, truth=True, conditions=tuple(range(arity)) if of_truths else ())
+    _row(name, arity, torch, c, _constant, truth=True, conditions=tuple(range(arity)) if of_truths else (), steps=True)
 
 
 # Operators
@@ -143,7 +146,15 @@ def _logistic(b: Node, tb: Node) -> tuple[Node, Node] | None:
     return None
 
 
-_row("/", 2, "{0} / {1}", "{0} / {1}", _quotient_tangent, short="kit_quotient({0}, {1})")
+_row(
+    "/",
+    2,
+    "{0} / {1}",
+    "{0} / {1}",
+    _quotient_tangent,
+    short="kit_ratio({0}, {1})",
+    careful="kit_quotient({0}, {1})",
+)
 # Python's and torch's: the result has the sign of b. fmod's has the sign of a.
 _binary(
     "%",
@@ -151,6 +162,7 @@ _binary(
     lambda a, b, y: -call("round", (a - y) / b),  # floor(a / b) may be one off where that is rounded
     "torch.remainder({0}, {1})",
     "kit_remainder(fmod{f}({0}, {1}), {1})",
+    steps=True,
 )
 
 for _name in ("<", "<=", ">", ">=", "==", "!="):
@@ -180,7 +192,7 @@ _unary("log2", lambda x, y: 1 / (x * math.log(2)))
 _unary("log10", lambda x, y: 1 / (x * math.log(10)))
 _unary("log1p", lambda x, y: 1 / (x + 1))
 # e^-x may be inf, and 1 / inf is right.
-_unary("sigmoid", lambda x, y: y * (1 - y), c="1 / (1 + exp{f}(-{0}))", short="kit_quotient(1.0f, 1 + kit_exp(-{0}))")
+_unary("sigmoid", lambda x, y: y * (1 - y), c="1 / (1 + exp{f}(-{0}))", short="kit_ratio(1.0f, 1 + kit_exp(-{0}))")
 
 # Powers and roots
 
@@ -236,7 +248,7 @@ _step("trunc")
 _step("round", c="rint{f}({0})")  # halves to even, as torch's and Python's
 _step("sign", c="kit_sign({0})")
 _unary("abs", lambda x, y: call("sign", x), c="fabs{f}({0})")
-_binary("fmod", lambda a, b, y: 1.0, lambda a, b, y: -call("trunc", a / b))
+_binary("fmod", lambda a, b, y: 1.0, lambda a, b, y: -call("trunc", a / b), steps=True)
 _binary("copysign", lambda a, b, y: _where(call("==", a, 0.0), 0.0, y / a), lambda a, b, y: 0.0)
 
 # Choices. Where two arguments tie, min and max share the gradient, as torch's do. NaN goes through min, max, clamp and

@@ -24,9 +24,11 @@ class Function:
         torch, c: the spelling in each language, with ``{0}`` for the first argument; in C also ``{f}`` for the ``f``
             that ends the names of the C library's functions of floats.
         short: the spelling in CUDA where the result is rounded to a half type; the usual one if empty.
+        careful: the same where a step may lie behind the value, as a comparison or ``floor``; ``short`` if empty.
         tangent: ``tangent(out, arguments, tangents)``, the directional derivative of ``out``.
         truth: whether the result is a truth value.
         conditions: the arguments that are truth values.
+        steps: whether a small change of an argument may change the value by much.
     """
 
     name: str
@@ -37,6 +39,8 @@ class Function:
     truth: bool = False
     conditions: frozenset[int] = frozenset()
     short: str = ""
+    careful: str = ""
+    steps: bool = False
 
 
 class Node:
@@ -224,6 +228,15 @@ def postorder(roots: Iterable[Node]) -> list[Node]:
             stack.append((node, True))
             stack.extend((argument, False) for argument in reversed(node.arguments))
     return list(done)
+
+
+def before_steps(roots: Iterable[Node]) -> set[Node]:
+    """The nodes whose value goes into a function with steps, through whatever functions."""
+    found: set[Node] = set()
+    for node in reversed(postorder(roots)):
+        if isinstance(node, Apply) and (node.function.steps or node in found):
+            found.update(node.arguments)
+    return found
 
 
 def names(node: Node) -> frozenset[str]:
