@@ -1,5 +1,6 @@
-// The backward of the norms for rows of more than 4 KB; see norm_ring.cuh. A block has up to eight warps, which is all that
-// the registers hold beside the sums for the parameters: one team, or several for rows that need fewer.
+// The backward of the norms for rows of more than 4 KB; see norm_ring.cuh. The longest of a layer norm in a half type go to
+// norm_backward_wide.cu. A block has up to eight warps, which is all that the registers hold beside the sums for the
+// parameters: one team, or several for rows that need fewer.
 #include "norm_backward.cuh"
 #include "norm_ring.cuh"
 
@@ -195,12 +196,14 @@ bool ring_takes(const NormBackward& a) {
   const int64_t bytes = a.n * size_of(a.dtype);
   if (bytes <= 4096 || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows || !compute90_runs_here())
     return false;
+  if (wide_takes(a)) return true;
   const Plan plan = plan_of(a);
   // Large clusters are not granted everywhere.
   return plan.ring.cluster <= kMostBlocksOfRow && plan.ring.stages >= 2 && norm_backward_ring_chunks(a) > 0;
 }
 
 int64_t norm_backward_ring_chunks(const NormBackward& a) {
+  if (wide_takes(a)) return norm_backward_wide_chunks(a);
   const Plan plan = plan_of(a);
   return with_kernel(a, [&](auto* kernel, const auto&, LastAnswer& known) {
     return std::min(ceil_div(a.rows, plan.teams), most_clusters(kernel, plan.ring, known));
@@ -208,6 +211,7 @@ int64_t norm_backward_ring_chunks(const NormBackward& a) {
 }
 
 int norm_backward_ring(const NormBackward& args, void* stream) {
+  if (wide_takes(args)) return norm_backward_wide(args, stream);
   const Plan plan = plan_of(args);
   return static_cast<int>(with_kernel(args, [&](auto* kernel, const auto& a, LastAnswer&) -> int64_t {
     return launch_ring(kernel, plan.ring, args.chunks, a, stream, plan.warps);

@@ -18,6 +18,11 @@ int norm_forward_ring(const NormForward& a, void* stream);
 int norm_backward_ring(const NormBackward& a, void* stream);
 int64_t norm_backward_ring_chunks(const NormBackward& a);
 
+// Of the backwards that ring_takes(): whether they are for norm_backward_wide.cu, to which the two above pass them on.
+bool wide_takes(const NormBackward& a);
+int norm_backward_wide(const NormBackward& a, void* stream);
+int64_t norm_backward_wide_chunks(const NormBackward& a);
+
 constexpr int kMostStages = 3;  // more were slower
 
 // A block's shared memory for the ring, beside what the kernels declare.
@@ -143,11 +148,11 @@ struct RingPart {
 
 // Makes the barriers. Thread 0 may use its block's at once, and without a cluster the others too; a cluster's blocks may
 // use each other's, and their own, after ring_meet().
-__device__ inline void ring_begin(device::Barrier* arrived, int count, device::Barrier (&told)[2], int cluster) {
+template <int Turns>
+__device__ inline void ring_begin(device::Barrier* arrived, int count, device::Barrier (&told)[Turns], int cluster) {
   if (threadIdx.x == 0) {
     for (int k = 0; k < count; ++k) device::barrier_init(&arrived[k]);
-    device::barrier_init(&told[0]);
-    device::barrier_init(&told[1]);
+    for (int k = 0; k < Turns; ++k) device::barrier_init(&told[k]);
     device::barrier_init_fence();
   }
   if (cluster > 1)
