@@ -38,6 +38,7 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
   Row* const ring = reinterpret_cast<Row*>(shared) + which * stages * kTensors * part.most;
   auto slot_of = [&](int slot, int tensor) { return ring + (slot * kTensors + tensor) * part.most; };
   ring_begin(&arrived[0][0], teams * kMostStages, told, cluster);
+  wait_for_earlier_kernels();
 
   const int clusters = gridDim.x / cluster, step = clusters * teams, rows = static_cast<int>(a.rows);
   const int first_row = which * clusters + blockIdx.x / cluster;
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
   };
   if (thread == 0)
     for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
-  if (a.followed) let_next_kernel_start();
+  let_next_kernel_start(a.followed);
 
   Vector<P, W> w[kHoldParameters ? V : 1];
   auto weight = [&](int at) { return weight_or_one(a.weight).template vector<W>(begin + min(at, vectors - 1)); };

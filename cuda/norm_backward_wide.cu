@@ -1,8 +1,8 @@
-// The backward of layer_norm in a half type for rows of more than 64 KB; see norm_ring.cuh. Half as many blocks share a row as
-// in norm_backward_ring.cu: clusters of sixteen leave many multiprocessors without work, and each sum crosses fewer blocks.
-// Twice the row a block leaves no registers for it. 512 threads hold the weight and the sums for the parameters, which takes
-// all there are, and the row stays packed in the ring, from which its second pass reads it again. That pass comes after the
-// first pass of the next row: the sums over the row cross the cluster meanwhile.
+// The backward of layer_norm in a half type for rows of more than 64 KB; see norm_ring.cuh. Half as many blocks share a row
+// as in norm_backward_ring.cu: clusters of sixteen leave many multiprocessors without work, and each sum crosses fewer
+// blocks. That is twice the row a block, for which there are no registers: 512 threads hold the weight and the sums for the
+// parameters, which takes all there are, and the row stays packed in the ring, from which its second pass reads it again.
+// That pass comes after the first pass of the next row: the sums over the row cross the cluster meanwhile.
 #include "norm_backward.cuh"
 #include "norm_ring.cuh"
 
@@ -35,6 +35,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   Row* const ring = reinterpret_cast<Row*>(shared);
   auto slot_of = [&](int slot, int tensor) { return ring + (slot * kTensors + tensor) * part.most; };
   ring_begin(arrived, stages, told, cluster);
+  wait_for_earlier_kernels();
 
   const int rows = static_cast<int>(a.rows), first_row = blockIdx.x / cluster, step = gridDim.x / cluster;
   auto fetch = [&](int row, int slot) {
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   };
   if (thread == 0)
     for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
-  if (a.followed) let_next_kernel_start();
+  let_next_kernel_start(a.followed);
 
   Vector<T, W> w[V];
 #pragma unroll

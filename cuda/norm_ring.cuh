@@ -56,11 +56,8 @@ int allow(Kernel* kernel, const RingPlan& plan) {
 
 inline cudaLaunchConfig_t ring_config(const RingPlan& plan, int64_t clusters, cudaLaunchAttribute* cluster_shape,
                                       void* stream) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(clusters * plan.cluster));
-  config.blockDim = dim3(static_cast<unsigned>(plan.threads));
-  config.dynamicSmemBytes = plan.shared_bytes;
-  config.stream = static_cast<cudaStream_t>(stream);
+  const dim3 blocks(static_cast<unsigned>(clusters * plan.cluster)), threads(static_cast<unsigned>(plan.threads));
+  cudaLaunchConfig_t config = launch_config(blocks, threads, static_cast<cudaStream_t>(stream), plan.shared_bytes);
   cluster_shape->id = cudaLaunchAttributeClusterDimension;
   cluster_shape->val.clusterDim.x = static_cast<unsigned>(plan.cluster);
   cluster_shape->val.clusterDim.y = cluster_shape->val.clusterDim.z = 1;
@@ -108,8 +105,7 @@ int64_t most_clusters(Kernel* kernel, const RingPlan& plan, LastAnswer& known) {
 template <class Kernel, class Args, class... More>
 int launch_ring(Kernel* kernel, const RingPlan& plan, int64_t clusters, const Args& args, void* stream, More... more) {
   cudaLaunchAttribute shape;
-  const cudaLaunchConfig_t config = ring_config(plan, clusters, &shape, stream);
-  return cudaLaunchKernelEx(&config, kernel, args, plan.cluster, plan.stages, more...);
+  return launch_kernel(kernel, ring_config(plan, clusters, &shape, stream), args, plan.cluster, plan.stages, more...);
 }
 
 // Smallest power of two that is at least `blocks`.
