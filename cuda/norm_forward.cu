@@ -34,6 +34,9 @@ __global__ void __launch_bounds__(Threads,
   const int64_t source = live ? row : a.rows - 1;
   const T* input = a.input + source * a.input_stride;
 
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+
   // A thread without a vector takes the last one along and leaves it out of the sums: no branch parts the vectors.
   Vector<T, W> x[Vectors];
   int at[Vectors];
@@ -152,6 +155,8 @@ __global__ void __launch_bounds__(1024) forward_long_kernel(const __grid_constan
   using A = accumulate_t<T>;
   __shared__ Scratch<A, 1> first_scratch;
   __shared__ Scratch<A, kDistanceSums<T>> scratch;
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
   const int64_t row = blockIdx.x, vectors = a.n / W;
   const auto* input = reinterpret_cast<const Vector<T, W>*>(a.input + row * a.input_stride);
   const auto* residual = reinterpret_cast<const Vector<T, W>*>(a.residual + row * a.residual_stride);
@@ -214,9 +219,11 @@ int launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
     const Forward<T, P> a = all.from_row(N, row);
     const auto blocks = static_cast<unsigned>(std::min(ceil_div(a.rows, kRows), kMostBlocks));
     constexpr bool kEarly = (Lanes && sizeof(P) == sizeof(T)) || Vectors <= kVectors;
-    forward_kernel<N, T, P, Vectors, Lanes, Threads, kEarly><<<blocks, threads, 0, stream>>>(a);
+    const int error = launch_kernel(&forward_kernel<N, T, P, Vectors, Lanes, Threads, kEarly>,
+                                    launch_config(blocks, threads, stream), a);
+    if (error != cudaSuccess) return error;
   }
-  return cudaGetLastError();
+  return cudaSuccess;
 }
 
 template <Norm N, class T, class P, int W>
@@ -224,9 +231,11 @@ int launch_long(const NormForward& args, cudaStream_t stream) {
   const Forward<T, P> all(args);
   for (int64_t row = 0; row < all.rows; row += kMostBlocks) {
     const Forward<T, P> a = all.from_row(N, row);
-    forward_long_kernel<N, T, P, W><<<static_cast<unsigned>(std::min(a.rows, kMostBlocks)), 1024, 0, stream>>>(a);
+    const auto blocks = static_cast<unsigned>(std::min(a.rows, kMostBlocks));
+    const int error = launch_kernel(&forward_long_kernel<N, T, P, W>, launch_config(blocks, 1024, stream), a);
+    if (error != cudaSuccess) return error;
   }
-  return cudaGetLastError();
+  return cudaSuccess;
 }
 
 // By the number of vectors in a row: lanes of a warp while a few vectors a lane are enough, two warps likewise, then blocks

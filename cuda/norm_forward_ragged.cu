@@ -2,6 +2,7 @@
 // element. A word is what 4 bytes hold; the lanes of a warp take neighbouring ones, at offsets that are constants in the
 // code. A row of halves that starts within 4 bytes is read by single halves in place of words, and written in words to which
 // two lanes give a half each. No lane touches what lies outside its row, and the sums' order depends on n alone.
+#include "dependent.cuh"
 #include "norm_forward.cuh"
 
 namespace fastops::FASTOPS_ARCH {
@@ -135,6 +136,9 @@ __global__ void __launch_bounds__(Threads, ragged_blocks<T, P>(Words, Threads))
     part.left = min(end * W, n) - part.at;
   }
 
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+
   constexpr int kHeld = kEarly ? Words : 4;  // words of parameters at a time
   Vector<P, W> w[kHeld], b[kHeld];
   auto fetch_parameters = [&](int begin) {
@@ -230,10 +234,12 @@ int launch(const Forward<T, P>& all, int words, int warps, cudaStream_t stream) 
   for (int64_t row = 0; row < all.rows; row += kMostBlocks * kRows) {
     const Forward<T, P> a = all.from_row(N, row);
     const auto blocks = static_cast<unsigned>(std::min(ceil_div(a.rows, kRows), kMostBlocks));
-    forward_ragged_kernel<N, T, P, Words, Checked, Lanes, Threads>
-        <<<blocks, Lanes ? Threads : warps * kWarp, 0, stream>>>(a, words / warps, words % warps);
+    const int error =
+        launch_kernel(&forward_ragged_kernel<N, T, P, Words, Checked, Lanes, Threads>,
+                      launch_config(blocks, Lanes ? Threads : warps * kWarp, stream), a, words / warps, words % warps);
+    if (error != cudaSuccess) return error;
   }
-  return cudaGetLastError();
+  return cudaSuccess;
 }
 
 constexpr int kFewWords = 8, kManyWords = 16, kMostWarps = 16;

@@ -42,6 +42,8 @@ __global__ void __launch_bounds__(kRingThreads)
   Row *inputs = reinterpret_cast<Row*>(shared), *residuals = inputs + stages * part.most;
   auto* biases = reinterpret_cast<Vector<P, W>*>(inputs + stages * part.most);  // with kShareBias: a thread's own
   ring_begin(arrived, stages, told, cluster);
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
 
   const int rows = static_cast<int>(a.rows), first_row = blockIdx.x / cluster, step = gridDim.x / cluster;
   auto fetch = [&](int row, int slot) {
