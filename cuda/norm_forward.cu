@@ -8,6 +8,8 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
+constexpr int kMostWithResidual = 4;  // vectors a thread; there are no registers for more of two rows
+
 // Threads that are to fit a multiprocessor at once: as many as their registers allow without spills.
 template <Norm N, class T, class P, int Vectors, int Threads, bool Early>
 constexpr int resident_threads() {
@@ -66,7 +68,7 @@ __global__ void __launch_bounds__(Threads,
       if (N == Norm::layer && a.bias) device::prefetch(a.bias + i * W);
     }
   }
-  if (a.residual) {
+  if (Vectors <= kMostWithResidual && a.residual) {
     const T* residual = a.residual + source * a.residual_stride;
     Vector<T, W> r[Vectors];
 #pragma unroll
@@ -269,6 +271,8 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
       return launch<N, T, P, kMany, 0, 256>(a, threads(kMany), stream);
   }
   if (vectors <= 512 * kMany) return launch<N, T, P, kMany, 0, 512>(a, threads(kMany), stream);
+  if constexpr (sizeof(T) == 4)
+    if (a.n * 4 <= bytes_in_registers(args)) return launch<N, T, P, 2 * kMany, 0, 512>(a, threads(2 * kMany), stream);
   return launch_long<N, T, P, W>(args, stream);
 }
 

@@ -46,6 +46,14 @@ struct Part {
     }
   }
 
+  template <class P>
+  __device__ void prefetch(const P* p) const {
+    const P* from = p + at;
+    asm volatile("" : "+l"(from));  // an address of its own, which nobody is to hold
+#pragma unroll 1
+    for (int k = 0; k < left; k += Step * W) device::prefetch(from + k);
+  }
+
   template <class T>
   __device__ void put(const Vector<T, W> (&x)[Words], T* p) const {
     const bool whole = W == 1 || reinterpret_cast<uintptr_t>(p) % sizeof(Vector<T, W>) == 0;
@@ -161,6 +169,8 @@ __global__ void __launch_bounds__(Threads, ragged_blocks<T, P>(Words, Threads))
   Vector<T, W> x[Words];
   const T* input = a.input + source * a.input_stride;
   T first = N == Norm::layer ? *input : T{};
+  // The halves of one row are joined to words before those of the other are asked for.
+  if (a.few && a.residual) part.prefetch(a.residual + source * a.residual_stride);
   part.fetch(x, input, 0, Words);
   if (a.residual) {
     const T* residual = a.residual + source * a.residual_stride;

@@ -218,7 +218,8 @@ int64_t clusters_of(const NormForward& a, const RingPlan& plan) {
 
 bool ring_takes(const NormForward& a) {
   const int64_t bytes = a.n * size_of(a.dtype);
-  if (bytes <= 512 * 16 * 4 || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows || !compute90_runs_here())
+  if (bytes <= bytes_in_registers(a) || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows ||
+      !compute90_runs_here())
     return false;
   const RingPlan plan = plan_of(a);
   return plan.cluster <= kMostBlocksOfRow && plan.stages >= 2 && clusters_of(a, plan) > 0;
