@@ -96,16 +96,19 @@ __global__ void __launch_bounds__(kThreads) pointwise_strided(const __grid_const
   pointwise_group<T, V, Outputs, Inputs>(data, f);
 }
 
+// So few elements that each is to have a thread: how long one thread takes is what counts then.
+inline bool few(const Pointwise& p) { return p.numel <= int64_t{kThreads} * multiprocessors(); }
+
 template <class T, int Outputs, int Inputs, class F>
 int launch_contiguous(const Pointwise& p, const F& f, cudaStream_t stream) {
   constexpr int V = device::kVector<T>;
   Pointers<T, Outputs + Inputs> operands;
-  bool aligned = true;
+  bool vectors = !few(p);
   for (int k = 0; k < Outputs + Inputs; ++k) {
     operands.at[k] = static_cast<T*>(p.data[k]);
-    aligned &= aligned16(p.data[k]);
+    vectors &= aligned16(p.data[k]);
   }
-  const int64_t groups = aligned ? p.numel / V : 0;
+  const int64_t groups = vectors ? p.numel / V : 0;
   const unsigned blocks = static_cast<unsigned>(ceil_div(groups + (p.numel - groups * V), kThreads));
   return launch_kernel(&pointwise_contiguous<T, V, Outputs, Inputs, F>, launch_config(blocks, kThreads, stream),
                        operands, groups, p.numel, f);
@@ -140,8 +143,8 @@ int pointwise_of(const Pointwise& p, void* stream_handle, const F& f) {
   auto stream = static_cast<cudaStream_t>(stream_handle);
   constexpr int V = device::kVector<T>;
   if (p.is_contiguous()) return launch_contiguous<T, Outputs, Inputs>(p, f, stream);
-  return vectorizes<T, Outputs + Inputs>(p) ? launch_strided<T, V, Outputs, Inputs>(p, f, stream)
-                                            : launch_strided<T, 1, Outputs, Inputs>(p, f, stream);
+  if (!few(p) && vectorizes<T, Outputs + Inputs>(p)) return launch_strided<T, V, Outputs, Inputs>(p, f, stream);
+  return launch_strided<T, 1, Outputs, Inputs>(p, f, stream);
 }
 
 // The same f for every type.
