@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(kThreads) column_sum_kernel(const __grid_const
   constexpr int kGroups = kThreads / Parts;
   __shared__ device::Vector<A, W> parts[Parts][kGroups];
   wait_for_earlier_kernels();
+  let_next_kernel_start();
   const ColumnSum& s = sums.at[blockIdx.y];
   const int group = threadIdx.x % kGroups, part = threadIdx.x / kGroups;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kGroups * W, j = first + group * W;
@@ -59,7 +60,7 @@ int launch(const Sums& sums, int count, cudaStream_t stream) {
   auto with = [&](auto parts) -> int {
     constexpr int kParts = decltype(parts)::value;
     const dim3 blocks(static_cast<unsigned>(ceil_div(groups, kThreads / kParts)), count);
-    return launch_kernel(&column_sum_kernel<A, W, kParts>, blocks, dim3(kThreads), stream, true, sums);
+    return launch_kernel(&column_sum_kernel<A, W, kParts>, launch_config(blocks, kThreads, stream), sums);
   };
   // Few chunks come with many columns.
   if (chunks >= 192) return with(std::integral_constant<int, 64>{});

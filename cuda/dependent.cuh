@@ -1,8 +1,16 @@
 #pragma once
-// Programmatic dependent launch: the blocks of a kernel come onto the card while the kernel before it in the stream still
-// runs, which hides the launch. Such a kernel waits, in every thread, before it touches any memory: what is not its own
-// may belong to any kernel before it. Behind a kernel that was not launched early itself, it may do so at its end if it
-// touches nothing that one touches but what both read. PTX ISA, "griddepcontrol".
+// How every kernel is launched: early, by programmatic dependent launch, where the card has it. Its blocks come onto the
+// card while the kernel before it in the stream ends, which hides the launch. PTX ISA, "griddepcontrol". Two rules go with
+// it:
+//
+// 1. A kernel begins with wait_for_earlier_kernels(), in every thread, before it touches global memory and before any
+//    return: what it reads and writes may belong to any kernel before it, and whoever waits for it waits for those too.
+// 2. let_next_kernel_start() comes after that. So when the blocks of a kernel begin, all kernels but the one just before it
+//    have ended and their writes are visible.
+//
+// By the second rule a kernel behind one of ours may break the first, if it touches nothing that one writes and writes
+// nothing that one touches: it waits before it ends. backward_columns_kernel alone does. `make gates` reads the machine code
+// for both (tools/gates/waits.py).
 #include "dispatch.cuh"
 
 namespace fastops::FASTOPS_ARCH {
@@ -12,6 +20,9 @@ bool compute90_runs_here();
 // Whether, there, kernels may be launched early, into CUDA graphs too.
 bool early_launch_runs_here();
 
+// Whether every kernel lets the next one start early, or those alone behind which one of ours follows.
+constexpr bool kLetEarly = true;
+
 // Until every kernel before this one has ended and its writes are visible. Where it was not launched early, at once.
 __device__ inline void wait_for_earlier_kernels() {
 #if __CUDA_ARCH__ >= 900
@@ -20,28 +31,35 @@ __device__ inline void wait_for_earlier_kernels() {
 }
 
 // Once every block has said so, or has ended, the next kernel's blocks may take the room that is left.
-__device__ inline void let_next_kernel_start() {
+__device__ inline void let_next_kernel_start(bool ours = false) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
+  if (kLetEarly || ours) asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
-// Launches a kernel, early if it may be: it has wait_for_earlier_kernels() where it must.
-template <class Kernel, class... Args>
-int launch_kernel(Kernel* kernel, dim3 blocks, dim3 threads, cudaStream_t stream, bool early, const Args&... args) {
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+inline cudaLaunchConfig_t launch_config(dim3 blocks, dim3 threads, cudaStream_t stream, size_t shared_bytes = 0) {
   cudaLaunchConfig_t config = {};
   config.gridDim = blocks;
   config.blockDim = threads;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = early && early_launch_runs_here() ? 1 : 0;
-  const int error = cudaLaunchKernelEx(&config, kernel, args...);
-  if (error == cudaSuccess || config.numAttrs == 0) return error;
-  cudaGetLastError();  // forget it
-  config.numAttrs = 0;
+  config.dynamicSmemBytes = shared_bytes;
+  return config;
+}
+
+// `config` may have one attribute of its own.
+template <class Kernel, class... Args>
+int launch_kernel(Kernel* kernel, cudaLaunchConfig_t config, const Args&... args) {
+  cudaLaunchAttribute attributes[2];
+  std::copy_n(config.attrs, config.numAttrs, attributes);
+  config.attrs = attributes;
+  if (early_launch_runs_here()) {
+    cudaLaunchAttribute& early = attributes[config.numAttrs++];
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    if (cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess) return cudaSuccess;
+    cudaGetLastError();  // forget it
+    --config.numAttrs;
+  }
   return cudaLaunchKernelEx(&config, kernel, args...);
 }
 

@@ -1,9 +1,9 @@
 // Around linear's GEMM:  output = activation(input + bias);  grad_input = grad·activation'(.), grad_bias = its column sums
 #include "kernels/linear.h"
 
+#include "dependent.cuh"
 #include "device/math.cuh"
 #include "device/vector.cuh"
-#include "dispatch.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
@@ -57,6 +57,8 @@ constexpr int kThreads = 256;
 // their sums) and walk down the rows.
 template <class T, class P, int V, Activation act>
 __global__ void __launch_bounds__(kThreads) epilogue_kernel(LinearEpilogue a) {
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
   using A = accumulate_t<T>;
   const int64_t tile = static_cast<int64_t>(blockDim.x) * V;
   for (int64_t column = blockIdx.y * tile + threadIdx.x * V; column < a.n; column += gridDim.y * tile) {
@@ -75,6 +77,8 @@ __global__ void __launch_bounds__(kThreads) epilogue_kernel(LinearEpilogue a) {
 
 template <class T, class P, int V, Activation act>
 __global__ void __launch_bounds__(kThreads) epilogue_backward_kernel(LinearEpilogueBackward a) {
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
   using A = accumulate_t<T>;
   constexpr bool kFromInput = act == Activation::gelu || act == Activation::silu;
   __shared__ A parts[kThreads * V];
@@ -154,11 +158,9 @@ int linear_epilogue(const LinearEpilogue& a, void* stream_handle) {
         constexpr Activation act = decltype(activation)::value;
         Geometry g =
             geometry<T>(a.rows, a.n, aligned16(a.input) && aligned16(a.bias) && aligned16(a.output), 4, INT32_MAX);
-        if (g.vector)
-          epilogue_kernel<T, P, device::kVector<T>, act><<<g.blocks, g.threads, 0, stream>>>(a);
-        else
-          epilogue_kernel<T, P, 1, act><<<g.blocks, g.threads, 0, stream>>>(a);
-        return cudaGetLastError();
+        const auto config = launch_config(g.blocks, g.threads, stream);
+        if (g.vector) return launch_kernel(&epilogue_kernel<T, P, device::kVector<T>, act>, config, a);
+        return launch_kernel(&epilogue_kernel<T, P, 1, act>, config, a);
       });
     });
   });
@@ -182,11 +184,9 @@ int linear_epilogue_backward(const LinearEpilogueBackward& a, void* stream_handl
       return dispatch_activation(a.activation, [&](auto activation) -> int {
         constexpr Activation act = decltype(activation)::value;
         Geometry g = backward_geometry<T>(a);
-        if (g.vector)
-          epilogue_backward_kernel<T, P, device::kVector<T>, act><<<g.blocks, g.threads, 0, stream>>>(a);
-        else
-          epilogue_backward_kernel<T, P, 1, act><<<g.blocks, g.threads, 0, stream>>>(a);
-        return cudaGetLastError();
+        const auto config = launch_config(g.blocks, g.threads, stream);
+        if (g.vector) return launch_kernel(&epilogue_backward_kernel<T, P, device::kVector<T>, act>, config, a);
+        return launch_kernel(&epilogue_backward_kernel<T, P, 1, act>, config, a);
       });
     });
   });

@@ -24,6 +24,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
   const int teams = blockDim.x / team, n = static_cast<int>(a.n), vectors = n / W;
   const int rows = static_cast<int>(a.rows);  // 32 bits are enough for kMostRows, and registers are scarce
 
+  wait_for_earlier_kernels();
   Vector<P, W> w[V];
   A weight_sum[V][W] = {}, bias_sum[N == Norm::layer ? V : 1][W] = {};
 #pragma unroll
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
   const int step = gridDim.x * teams;
   int row = which * gridDim.x + blockIdx.x, turn = 0;
   fetch(row);
-  if (a.followed) let_next_kernel_start();
+  let_next_kernel_start(a.followed);
   // All teams take as many turns: their threads meet.
   for (int base = 0; base < rows; base += step, row += step) {
     const RowNumbers<A> numbers = next;
@@ -124,7 +125,8 @@ __global__ void __launch_bounds__(kThreads) backward_long_kernel(const __grid_co
   __shared__ Scratch<A, S> scratch[2];
   const int64_t vectors = a.n / W;
   int turn = 0;
-  if (a.followed) let_next_kernel_start();
+  wait_for_earlier_kernels();
+  let_next_kernel_start(a.followed);
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const RowNumbers<A> numbers = row_numbers<N>(a, row);
     const Row* input = reinterpret_cast<const Row*>(a.input + row * a.input_stride);
@@ -158,8 +160,8 @@ constexpr int kColumnWarps = 8;
 constexpr int kColumnRows = 4;  // under way at a time
 
 // The sums over rows where no block holds a whole row, or rows are few: a warp takes 32 vectors of columns, the block's
-// warps different rows of its chunk (blockIdx.x), added at the end in the order of the warps. Nothing of the kernel before
-// it is needed here, so that both may run at a time.
+// warps different rows of its chunk (blockIdx.x), added at the end in the order of the warps. Nothing is needed here of a
+// kernel of this problem before it, so that both run at a time: the second rule of dependent.cuh.
 template <Norm N, class T, class P, int W>
 __global__ void __launch_bounds__(kWarp* kColumnWarps)
     backward_columns_kernel(const __grid_constant__ Backward<T, P> a, int64_t chunks) {
@@ -170,7 +172,7 @@ __global__ void __launch_bounds__(kWarp* kColumnWarps)
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t begin = blockIdx.x * a.rows / chunks, end = (blockIdx.x + 1) * a.rows / chunks, vectors = a.n / W;
   A* const result = a.partial + blockIdx.x * S * a.n;
-  if (a.partial) let_next_kernel_start();
+  if (!a.grad_input) wait_for_earlier_kernels();  // else this one is behind the kernel that makes it
   for (int64_t tile = blockIdx.y; tile * kWarp < vectors; tile += gridDim.y) {
     const int64_t at = tile * kWarp + lane;
     A weight_sum[W] = {}, bias_sum[W] = {};
@@ -263,11 +265,10 @@ int launch(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
   const size_t shared = (args.partial || args.gather == Gather::whole) && plan.teams > 1
                             ? plan.teams * kSums<N> * a.n * sizeof(accumulate_t<T>)
                             : 0;
-  dispatch_bool(args.grad_sum != nullptr, [&](auto grad_sum) {
-    backward_kernel<N, T, P, W, Lanes, decltype(grad_sum)::value><<<blocks, threads, shared, stream>>>(a, plan.warps);
-    return 0;
+  return dispatch_bool(args.grad_sum != nullptr, [&](auto grad_sum) -> int {
+    return launch_kernel(&backward_kernel<N, T, P, W, Lanes, decltype(grad_sum)::value>,
+                         launch_config(blocks, threads, stream, shared), a, plan.warps);
   });
-  return cudaGetLastError();
 }
 
 template <Norm N, class T, class P, int W>
@@ -283,17 +284,15 @@ int launch_width(const NormBackward& args, cudaStream_t stream) {
   }
   if (!args.grad_input) return cudaSuccess;
   const auto blocks = static_cast<unsigned>(blocks_of(args, plan));
-  backward_long_kernel<N, T, P, W><<<blocks, kThreads, 0, stream>>>(Backward<T, P>(args));
-  return cudaGetLastError();
+  return launch_kernel(&backward_long_kernel<N, T, P, W>, launch_config(blocks, kThreads, stream),
+                       Backward<T, P>(args));
 }
 
-// May start early behind a kernel of this problem, which itself starts after everything that was written for both.
 template <Norm N, class T, class P, int W>
 int launch_columns(const NormBackward& a, cudaStream_t stream) {
   const int64_t chunks = a.partial ? a.chunks : 1, tiles = a.partial ? column_tiles(a) : ceil_div(a.n / W, kWarp);
   const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(std::min<int64_t>(tiles, 65535)));
-  const dim3 threads(kWarp * kColumnWarps);
-  return launch_kernel(&backward_columns_kernel<N, T, P, W>, grid, threads, stream, a.grad_input != nullptr,
+  return launch_kernel(&backward_columns_kernel<N, T, P, W>, launch_config(grid, kWarp * kColumnWarps, stream),
                        Backward<T, P>(a), chunks);
 }
 

@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kMostWarps* kWarp,
   const int step = gridDim.x * teams;
   int row = which * gridDim.x + blockIdx.x, turn = 0;
   fetch(row);
-  if (a.followed) let_next_kernel_start();
+  let_next_kernel_start(a.followed);
   // All teams take as many turns: their threads meet.
   for (int base = 0; base < rows; base += step, row += step) {
     const RowNumbers<A> numbers = next;
@@ -234,12 +234,11 @@ int launch(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
   const size_t shared = (args.partial || args.gather == Gather::whole) && plan.teams > 1
                             ? plan.teams * kSums<N> * a.n * sizeof(accumulate_t<T>)
                             : 0;
-  dispatch_bool(args.grad_sum != nullptr, [&](auto grad_sum) {
-    backward_ragged_kernel<N, T, P, Words, Checked, Lanes, decltype(grad_sum)::value>
-        <<<blocks, plan.threads(), shared, stream>>>(a, plan.warps, words / plan.warps, words % plan.warps);
-    return 0;
+  return dispatch_bool(args.grad_sum != nullptr, [&](auto grad_sum) -> int {
+    return launch_kernel(&backward_ragged_kernel<N, T, P, Words, Checked, Lanes, decltype(grad_sum)::value>,
+                         launch_config(blocks, plan.threads(), stream, shared), a, plan.warps, words / plan.warps,
+                         words % plan.warps);
   });
-  return cudaGetLastError();
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// The backward of the norms for rows of more than 4 KB; see norm_ring.cuh. A block has up to eight warps, which is all that
-// the registers hold beside the sums for the parameters: one team, or several for rows that need fewer.
+// The backward of the norms for rows of more than 4 KB; see norm_ring.cuh. The longest of a layer norm in a half type go to
+// norm_backward_wide.cu. A block has up to eight warps, which is all that the registers hold beside the sums for the
+// parameters: one team, or several for rows that need fewer.
 #include "norm_backward.cuh"
 #include "norm_ring.cuh"
 
@@ -37,6 +38,7 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
   Row* const ring = reinterpret_cast<Row*>(shared) + which * stages * kTensors * part.most;
   auto slot_of = [&](int slot, int tensor) { return ring + (slot * kTensors + tensor) * part.most; };
   ring_begin(&arrived[0][0], teams * kMostStages, told, cluster);
+  wait_for_earlier_kernels();
 
   const int clusters = gridDim.x / cluster, step = clusters * teams, rows = static_cast<int>(a.rows);
   const int first_row = which * clusters + blockIdx.x / cluster;
@@ -51,7 +53,7 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
   };
   if (thread == 0)
     for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
-  if (a.followed) let_next_kernel_start();
+  let_next_kernel_start(a.followed);
 
   Vector<P, W> w[kHoldParameters ? V : 1];
   auto weight = [&](int at) { return weight_or_one(a.weight).template vector<W>(begin + min(at, vectors - 1)); };
@@ -195,12 +197,14 @@ bool ring_takes(const NormBackward& a) {
   const int64_t bytes = a.n * size_of(a.dtype);
   if (bytes <= 4096 || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows || !compute90_runs_here())
     return false;
+  if (wide_takes(a)) return true;
   const Plan plan = plan_of(a);
   // Large clusters are not granted everywhere.
   return plan.ring.cluster <= kMostBlocksOfRow && plan.ring.stages >= 2 && norm_backward_ring_chunks(a) > 0;
 }
 
 int64_t norm_backward_ring_chunks(const NormBackward& a) {
+  if (wide_takes(a)) return norm_backward_wide_chunks(a);
   const Plan plan = plan_of(a);
   return with_kernel(a, [&](auto* kernel, const auto&, LastAnswer& known) {
     return std::min(ceil_div(a.rows, plan.teams), most_clusters(kernel, plan.ring, known));
@@ -208,6 +212,7 @@ int64_t norm_backward_ring_chunks(const NormBackward& a) {
 }
 
 int norm_backward_ring(const NormBackward& args, void* stream) {
+  if (wide_takes(args)) return norm_backward_wide(args, stream);
   const Plan plan = plan_of(args);
   return static_cast<int>(with_kernel(args, [&](auto* kernel, const auto& a, LastAnswer&) -> int64_t {
     return launch_ring(kernel, plan.ring, args.chunks, a, stream, plan.warps);

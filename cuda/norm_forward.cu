@@ -8,6 +8,8 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
+constexpr int kMostWithResidual = 4;  // vectors a thread; there are no registers for more of two rows
+
 // Threads that are to fit a multiprocessor at once: as many as their registers allow without spills.
 template <Norm N, class T, class P, int Vectors, int Threads, bool Early>
 constexpr int resident_threads() {
@@ -33,6 +35,9 @@ __global__ void __launch_bounds__(Threads,
   const bool live = !Lanes || row < a.rows;
   const int64_t source = live ? row : a.rows - 1;
   const T* input = a.input + source * a.input_stride;
+
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
 
   // A thread without a vector takes the last one along and leaves it out of the sums: no branch parts the vectors.
   Vector<T, W> x[Vectors];
@@ -63,7 +68,7 @@ __global__ void __launch_bounds__(Threads,
       if (N == Norm::layer && a.bias) device::prefetch(a.bias + i * W);
     }
   }
-  if (a.residual) {
+  if (Vectors <= kMostWithResidual && a.residual) {
     const T* residual = a.residual + source * a.residual_stride;
     Vector<T, W> r[Vectors];
 #pragma unroll
@@ -152,6 +157,8 @@ __global__ void __launch_bounds__(1024) forward_long_kernel(const __grid_constan
   using A = accumulate_t<T>;
   __shared__ Scratch<A, 1> first_scratch;
   __shared__ Scratch<A, kDistanceSums<T>> scratch;
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
   const int64_t row = blockIdx.x, vectors = a.n / W;
   const auto* input = reinterpret_cast<const Vector<T, W>*>(a.input + row * a.input_stride);
   const auto* residual = reinterpret_cast<const Vector<T, W>*>(a.residual + row * a.residual_stride);
@@ -214,9 +221,11 @@ int launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
     const Forward<T, P> a = all.from_row(N, row);
     const auto blocks = static_cast<unsigned>(std::min(ceil_div(a.rows, kRows), kMostBlocks));
     constexpr bool kEarly = (Lanes && sizeof(P) == sizeof(T)) || Vectors <= kVectors;
-    forward_kernel<N, T, P, Vectors, Lanes, Threads, kEarly><<<blocks, threads, 0, stream>>>(a);
+    const int error = launch_kernel(&forward_kernel<N, T, P, Vectors, Lanes, Threads, kEarly>,
+                                    launch_config(blocks, threads, stream), a);
+    if (error != cudaSuccess) return error;
   }
-  return cudaGetLastError();
+  return cudaSuccess;
 }
 
 template <Norm N, class T, class P, int W>
@@ -224,9 +233,11 @@ int launch_long(const NormForward& args, cudaStream_t stream) {
   const Forward<T, P> all(args);
   for (int64_t row = 0; row < all.rows; row += kMostBlocks) {
     const Forward<T, P> a = all.from_row(N, row);
-    forward_long_kernel<N, T, P, W><<<static_cast<unsigned>(std::min(a.rows, kMostBlocks)), 1024, 0, stream>>>(a);
+    const auto blocks = static_cast<unsigned>(std::min(a.rows, kMostBlocks));
+    const int error = launch_kernel(&forward_long_kernel<N, T, P, W>, launch_config(blocks, 1024, stream), a);
+    if (error != cudaSuccess) return error;
   }
-  return cudaGetLastError();
+  return cudaSuccess;
 }
 
 // By the number of vectors in a row: lanes of a warp while a few vectors a lane are enough, two warps likewise, then blocks
@@ -260,6 +271,8 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
       return launch<N, T, P, kMany, 0, 256>(a, threads(kMany), stream);
   }
   if (vectors <= 512 * kMany) return launch<N, T, P, kMany, 0, 512>(a, threads(kMany), stream);
+  if constexpr (sizeof(T) == 4)
+    if (a.n * 4 <= bytes_in_registers(args)) return launch<N, T, P, 2 * kMany, 0, 512>(a, threads(2 * kMany), stream);
   return launch_long<N, T, P, W>(args, stream);
 }
 

@@ -22,6 +22,12 @@ constexpr int resident_blocks(int threads, int all) {
   return std::min(std::min(all, kThreads) / threads, kBlocks);
 }
 
+// The bytes of a row that 512 threads hold in registers: twice as many of what needs not be widened, if there is no other
+// row to add.
+inline int64_t bytes_in_registers(const NormForward& a) {
+  return 512 * 16 * (a.dtype == DType::f32 && !a.residual ? 8 : 4);
+}
+
 // What a kernel needs, in the types it computes in.
 template <class T, class P>
 struct Forward {

@@ -1,4 +1,5 @@
 // The forward of the norms for rows of up to 32 KB whose bytes are no multiple of 16; see norm_words.cuh.
+#include "dependent.cuh"
 #include "norm_forward.cuh"
 #include "norm_words.cuh"
 
@@ -39,6 +40,9 @@ __global__ void __launch_bounds__(Threads, ragged_blocks<T, P>(Words, Threads))
     part.left = min(end * W, n) - part.at;
   }
 
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+
   constexpr int kHeld = kEarly ? Words : 4;  // words of parameters at a time
   Vector<P, W> w[kHeld], b[kHeld];
   auto fetch_parameters = [&](int begin) {
@@ -61,6 +65,8 @@ __global__ void __launch_bounds__(Threads, ragged_blocks<T, P>(Words, Threads))
   Vector<T, W> x[Words];
   const T* input = a.input + source * a.input_stride;
   T first = N == Norm::layer ? *input : T{};
+  // The halves of one row are joined to words before those of the other are asked for.
+  if (a.few && a.residual) part.prefetch(a.residual + source * a.residual_stride);
   part.fetch(x, input, 0, Words);
   if (a.residual) {
     const T* residual = a.residual + source * a.residual_stride;
@@ -134,10 +140,12 @@ int launch(const Forward<T, P>& all, int words, int warps, cudaStream_t stream) 
   for (int64_t row = 0; row < all.rows; row += kMostBlocks * kRows) {
     const Forward<T, P> a = all.from_row(N, row);
     const auto blocks = static_cast<unsigned>(std::min(ceil_div(a.rows, kRows), kMostBlocks));
-    forward_ragged_kernel<N, T, P, Words, Checked, Lanes, Threads>
-        <<<blocks, Lanes ? Threads : warps * kWarp, 0, stream>>>(a, words / warps, words % warps);
+    const int error =
+        launch_kernel(&forward_ragged_kernel<N, T, P, Words, Checked, Lanes, Threads>,
+                      launch_config(blocks, Lanes ? Threads : warps * kWarp, stream), a, words / warps, words % warps);
+    if (error != cudaSuccess) return error;
   }
-  return cudaGetLastError();
+  return cudaSuccess;
 }
 
 constexpr int kFewWords = 8, kManyWords = 16, kMostWarps = 16;

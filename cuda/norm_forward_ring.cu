@@ -42,6 +42,8 @@ __global__ void __launch_bounds__(kRingThreads)
   Row *inputs = reinterpret_cast<Row*>(shared), *residuals = inputs + stages * part.most;
   auto* biases = reinterpret_cast<Vector<P, W>*>(inputs + stages * part.most);  // with kShareBias: a thread's own
   ring_begin(arrived, stages, told, cluster);
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
 
   const int rows = static_cast<int>(a.rows), first_row = blockIdx.x / cluster, step = gridDim.x / cluster;
   auto fetch = [&](int row, int slot) {
@@ -216,7 +218,8 @@ int64_t clusters_of(const NormForward& a, const RingPlan& plan) {
 
 bool ring_takes(const NormForward& a) {
   const int64_t bytes = a.n * size_of(a.dtype);
-  if (bytes <= 512 * 16 * 4 || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows || !compute90_runs_here())
+  if (bytes <= bytes_in_registers(a) || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows ||
+      !compute90_runs_here())
     return false;
   const RingPlan plan = plan_of(a);
   return plan.cluster <= kMostBlocksOfRow && plan.stages >= 2 && clusters_of(a, plan) > 0;

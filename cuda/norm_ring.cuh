@@ -18,6 +18,11 @@ int norm_forward_ring(const NormForward& a, void* stream);
 int norm_backward_ring(const NormBackward& a, void* stream);
 int64_t norm_backward_ring_chunks(const NormBackward& a);
 
+// Of the backwards that ring_takes(): whether they are for norm_backward_wide.cu, to which the two above pass them on.
+bool wide_takes(const NormBackward& a);
+int norm_backward_wide(const NormBackward& a, void* stream);
+int64_t norm_backward_wide_chunks(const NormBackward& a);
+
 constexpr int kMostStages = 3;  // more were slower
 
 // A block's shared memory for the ring, beside what the kernels declare.
@@ -51,11 +56,8 @@ int allow(Kernel* kernel, const RingPlan& plan) {
 
 inline cudaLaunchConfig_t ring_config(const RingPlan& plan, int64_t clusters, cudaLaunchAttribute* cluster_shape,
                                       void* stream) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(clusters * plan.cluster));
-  config.blockDim = dim3(static_cast<unsigned>(plan.threads));
-  config.dynamicSmemBytes = plan.shared_bytes;
-  config.stream = static_cast<cudaStream_t>(stream);
+  const dim3 blocks(static_cast<unsigned>(clusters * plan.cluster)), threads(static_cast<unsigned>(plan.threads));
+  cudaLaunchConfig_t config = launch_config(blocks, threads, static_cast<cudaStream_t>(stream), plan.shared_bytes);
   cluster_shape->id = cudaLaunchAttributeClusterDimension;
   cluster_shape->val.clusterDim.x = static_cast<unsigned>(plan.cluster);
   cluster_shape->val.clusterDim.y = cluster_shape->val.clusterDim.z = 1;
@@ -103,8 +105,7 @@ int64_t most_clusters(Kernel* kernel, const RingPlan& plan, LastAnswer& known) {
 template <class Kernel, class Args, class... More>
 int launch_ring(Kernel* kernel, const RingPlan& plan, int64_t clusters, const Args& args, void* stream, More... more) {
   cudaLaunchAttribute shape;
-  const cudaLaunchConfig_t config = ring_config(plan, clusters, &shape, stream);
-  return cudaLaunchKernelEx(&config, kernel, args, plan.cluster, plan.stages, more...);
+  return launch_kernel(kernel, ring_config(plan, clusters, &shape, stream), args, plan.cluster, plan.stages, more...);
 }
 
 // Smallest power of two that is at least `blocks`.
@@ -143,11 +144,11 @@ struct RingPart {
 
 // Makes the barriers. Thread 0 may use its block's at once, and without a cluster the others too; a cluster's blocks may
 // use each other's, and their own, after ring_meet().
-__device__ inline void ring_begin(device::Barrier* arrived, int count, device::Barrier (&told)[2], int cluster) {
+template <int Turns>
+__device__ inline void ring_begin(device::Barrier* arrived, int count, device::Barrier (&told)[Turns], int cluster) {
   if (threadIdx.x == 0) {
     for (int k = 0; k < count; ++k) device::barrier_init(&arrived[k]);
-    device::barrier_init(&told[0]);
-    device::barrier_init(&told[1]);
+    for (int k = 0; k < Turns; ++k) device::barrier_init(&told[k]);
     device::barrier_init_fence();
   }
   if (cluster > 1)

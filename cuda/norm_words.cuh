@@ -45,6 +45,14 @@ struct Part {
     }
   }
 
+  template <class P>
+  __device__ void prefetch(const P* p) const {
+    const P* from = p + at;
+    asm volatile("" : "+l"(from));  // an address of its own, which nobody is to hold
+#pragma unroll 1
+    for (int k = 0; k < left; k += Step * W) device::prefetch(from + k);
+  }
+
   template <class T>
   __device__ void put(const Vector<T, W> (&x)[Words], T* p) const {
     const bool whole = W == 1 || reinterpret_cast<uintptr_t>(p) % sizeof(Vector<T, W>) == 0;

@@ -1,9 +1,9 @@
 #pragma once
 // The kernels and the launcher of every elementwise CUDA op.
 #include "core/pointwise.h"
+#include "dependent.cuh"
 #include "device/math.cuh"
 #include "device/vector.cuh"
-#include "dispatch.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 
@@ -60,6 +60,8 @@ constexpr int kThreads = 256;
 template <class T, int V, int Outputs, int Inputs, class F>
 __global__ void __launch_bounds__(kThreads)
     pointwise_contiguous(Pointers<T, Outputs + Inputs> operands, int64_t groups, int64_t numel, F f) {
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
   const int64_t g = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const bool whole = g < groups;
   const int64_t at = whole ? g * V : groups * V + (g - groups);
@@ -76,6 +78,8 @@ __global__ void __launch_bounds__(kThreads)
 // Any strides; sizes and strides of dimension 0 count groups of V elements. Index: 32 bits where the groups allow it.
 template <class T, int V, class Index, int Outputs, int Inputs, class F>
 __global__ void __launch_bounds__(kThreads) pointwise_strided(const __grid_constant__ Pointwise p, F f) {
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
   const int64_t g = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (g >= p.numel) return;
   T* data[Outputs + Inputs];
@@ -92,19 +96,22 @@ __global__ void __launch_bounds__(kThreads) pointwise_strided(const __grid_const
   pointwise_group<T, V, Outputs, Inputs>(data, f);
 }
 
+// So few elements that each is to have a thread: how long one thread takes is what counts then.
+inline bool few(const Pointwise& p) { return p.numel <= int64_t{kThreads} * multiprocessors(); }
+
 template <class T, int Outputs, int Inputs, class F>
 int launch_contiguous(const Pointwise& p, const F& f, cudaStream_t stream) {
   constexpr int V = device::kVector<T>;
   Pointers<T, Outputs + Inputs> operands;
-  bool aligned = true;
+  bool vectors = !few(p);
   for (int k = 0; k < Outputs + Inputs; ++k) {
     operands.at[k] = static_cast<T*>(p.data[k]);
-    aligned &= aligned16(p.data[k]);
+    vectors &= aligned16(p.data[k]);
   }
-  const int64_t groups = aligned ? p.numel / V : 0;
+  const int64_t groups = vectors ? p.numel / V : 0;
   const unsigned blocks = static_cast<unsigned>(ceil_div(groups + (p.numel - groups * V), kThreads));
-  pointwise_contiguous<T, V, Outputs, Inputs><<<blocks, kThreads, 0, stream>>>(operands, groups, p.numel, f);
-  return cudaGetLastError();
+  return launch_kernel(&pointwise_contiguous<T, V, Outputs, Inputs, F>, launch_config(blocks, kThreads, stream),
+                       operands, groups, p.numel, f);
 }
 
 template <class T, int V, int Outputs, int Inputs, class F>
@@ -112,12 +119,9 @@ int launch_strided(Pointwise p, const F& f, cudaStream_t stream) {
   p.numel /= V;
   p.sizes[0] /= V;
   for (int k = 0; k < Outputs + Inputs; ++k) p.strides[k][0] *= V;
-  const unsigned blocks = static_cast<unsigned>(ceil_div(p.numel, kThreads));
-  if (p.numel < INT32_MAX)
-    pointwise_strided<T, V, unsigned, Outputs, Inputs><<<blocks, kThreads, 0, stream>>>(p, f);
-  else
-    pointwise_strided<T, V, uint64_t, Outputs, Inputs><<<blocks, kThreads, 0, stream>>>(p, f);
-  return cudaGetLastError();
+  const auto config = launch_config(static_cast<unsigned>(ceil_div(p.numel, kThreads)), kThreads, stream);
+  if (p.numel < INT32_MAX) return launch_kernel(&pointwise_strided<T, V, unsigned, Outputs, Inputs, F>, config, p, f);
+  return launch_kernel(&pointwise_strided<T, V, uint64_t, Outputs, Inputs, F>, config, p, f);
 }
 
 // Whether groups of V neighbours along dimension 0 are one aligned vector in every operand.
@@ -139,8 +143,8 @@ int pointwise_of(const Pointwise& p, void* stream_handle, const F& f) {
   auto stream = static_cast<cudaStream_t>(stream_handle);
   constexpr int V = device::kVector<T>;
   if (p.is_contiguous()) return launch_contiguous<T, Outputs, Inputs>(p, f, stream);
-  return vectorizes<T, Outputs + Inputs>(p) ? launch_strided<T, V, Outputs, Inputs>(p, f, stream)
-                                            : launch_strided<T, 1, Outputs, Inputs>(p, f, stream);
+  if (!few(p) && vectorizes<T, Outputs + Inputs>(p)) return launch_strided<T, V, Outputs, Inputs>(p, f, stream);
+  return launch_strided<T, 1, Outputs, Inputs>(p, f, stream);
 }
 
 // The same f for every type.

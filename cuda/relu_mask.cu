@@ -1,8 +1,8 @@
 // relu that keeps a bit an element for its backward:  grad_input = grad where the bit is set, else 0
 #include "kernels/relu.h"
 
+#include "dependent.cuh"
 #include "device/vector.cuh"
-#include "dispatch.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
@@ -12,6 +12,8 @@ constexpr int kThreads = 256;
 // A thread takes V neighbours, or what is left of them; 8 / V threads have their bits in one byte.
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads) mask_kernel(const T* input, T* output, uint8_t* mask, int64_t numel) {
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
   using A = device::accumulate_t<T>;
   const int64_t g = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x, at = g * V;
   unsigned bits = 0;
@@ -40,6 +42,8 @@ __global__ void __launch_bounds__(kThreads) mask_kernel(const T* input, T* outpu
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads)
     mask_backward_kernel(const T* grad, const uint8_t* mask, T* grad_input, int64_t numel) {
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
   using A = device::accumulate_t<T>;
   const int64_t g = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x, at = g * V;
   if (at >= numel) return;
@@ -66,8 +70,7 @@ int dispatch_vectors(DType dtype, int64_t numel, bool aligned, F f) {
   return dispatch(dtype, [&](auto t) -> int {
     using T = typename decltype(t)::type;
     auto launch = [&](auto width) -> int {
-      f(t, width, static_cast<unsigned>(ceil_div(numel, int64_t{kThreads} * decltype(width)::value)));
-      return cudaGetLastError();
+      return f(t, width, static_cast<unsigned>(ceil_div(numel, int64_t{kThreads} * decltype(width)::value)));
     };
     return aligned ? launch(std::integral_constant<int, device::kVector<T>>{})
                    : launch(std::integral_constant<int, 1>{});
@@ -78,22 +81,22 @@ int dispatch_vectors(DType dtype, int64_t numel, bool aligned, F f) {
 
 int relu_mask(const ReluMask& a, void* stream_handle) {
   auto stream = static_cast<cudaStream_t>(stream_handle);
-  return dispatch_vectors(a.dtype, a.numel, aligned16(a.input) && aligned16(a.output),
-                          [&](auto t, auto width, unsigned blocks) {
-                            using T = typename decltype(t)::type;
-                            mask_kernel<T, decltype(width)::value><<<blocks, kThreads, 0, stream>>>(
-                                static_cast<const T*>(a.input), static_cast<T*>(a.output), a.mask, a.numel);
-                          });
+  return dispatch_vectors(
+      a.dtype, a.numel, aligned16(a.input) && aligned16(a.output), [&](auto t, auto width, unsigned blocks) -> int {
+        using T = typename decltype(t)::type;
+        return launch_kernel(&mask_kernel<T, decltype(width)::value>, launch_config(blocks, kThreads, stream),
+                             static_cast<const T*>(a.input), static_cast<T*>(a.output), a.mask, a.numel);
+      });
 }
 
 int relu_mask_backward(const ReluMaskBackward& a, void* stream_handle) {
   auto stream = static_cast<cudaStream_t>(stream_handle);
-  return dispatch_vectors(a.dtype, a.numel, aligned16(a.grad) && aligned16(a.grad_input),
-                          [&](auto t, auto width, unsigned blocks) {
-                            using T = typename decltype(t)::type;
-                            mask_backward_kernel<T, decltype(width)::value><<<blocks, kThreads, 0, stream>>>(
-                                static_cast<const T*>(a.grad), a.mask, static_cast<T*>(a.grad_input), a.numel);
-                          });
+  return dispatch_vectors(
+      a.dtype, a.numel, aligned16(a.grad) && aligned16(a.grad_input), [&](auto t, auto width, unsigned blocks) -> int {
+        using T = typename decltype(t)::type;
+        return launch_kernel(&mask_backward_kernel<T, decltype(width)::value>, launch_config(blocks, kThreads, stream),
+                             static_cast<const T*>(a.grad), a.mask, static_cast<T*>(a.grad_input), a.numel);
+      });
 }
 
 }  // namespace fastops::FASTOPS_ARCH

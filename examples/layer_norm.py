@@ -136,5 +136,5 @@ layer_norm = kit.op(
 if __name__ == "__main__":
     generator = torch.Generator().manual_seed(0)
     x, w, b = (torch.randn(shape, generator=generator) for shape in ((2, 3, 5), (5,), (5,)))
-    for shift in (0, 1000):
-        kit.check(layer_norm, (x + shift, w, b), unsupported={"0-d": "a row has a length"})
+    far = (x.double() + 1000, w.double(), b.double())
+    kit.check(layer_norm, (x, w, b), far, unsupported={"0-d": "a row has a length"})

@@ -47,6 +47,40 @@ def test_of_few_rows(name: str, types: tuple[torch.dtype, ...], n: int, rows: in
         assert ulps(ours, true) <= 16
 
 
+@pytest.mark.parametrize("dtype", [HALF, torch.float16])
+@pytest.mark.parametrize("n", [32776, 40000, 65536, 100000, 131072])
+@pytest.mark.parametrize("rows", [1, 3, 150])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_of_rows_that_a_cluster_shares(
+    dtype: torch.dtype, n: int, rows: int, weighted: bool, cuda: torch.device
+) -> None:
+    """More rows than clusters, and fewer: all gradients, some of them alone, each row's bits by itself."""
+    ops = torch.ops.fastops
+    x, grad = (Make(cuda, dtype, seed)(rows, n) for seed in (1, 2))
+    x += 3
+    parameters = [Make(cuda, dtype, 3)(n), Make(cuda, dtype, 4)(n)] if weighted else [None, None]
+    statistics = ops.layer_norm_forward(x, *parameters)[1]
+
+    def gradients(kept: slice, *needs: bool) -> tuple[Tensor, ...]:
+        given = (t[kept].contiguous() for t in (grad, x, statistics))
+        found: tuple[Tensor, ...] = ops.layer_norm_backward(*given, *parameters, *needs)
+        return found
+
+    every = slice(None)
+    leaves = [t.double().requires_grad_() for t in (x, *parameters) if t is not None]
+    out = formulas.layer_norm(leaves[0], (n,), *leaves[1:], eps=1e-5)
+    truth = torch.autograd.grad(out, leaves, grad.double())
+    found = gradients(every, True, weighted, weighted)
+    for ours, true in zip(found, truth, strict=False):
+        assert ulps(ours, true.cpu()) <= 16
+    assert same_bits(gradients(every, True, False, False)[0], found[0])
+    for row in {0, rows // 2, rows - 1}:
+        assert same_bits(gradients(slice(row, row + 1), True, weighted, weighted)[0], found[0][row : row + 1])
+    if weighted:
+        for ours, others in zip(gradients(every, False, True, True)[1:], found[1:], strict=True):
+            assert same_bits(ours, others)
+
+
 Call = Callable[[Tensor], tuple[Tensor, ...]]
 
 

@@ -15,6 +15,7 @@ import sysconfig
 from collections import Counter
 from pathlib import Path
 
+import waits as machine_code
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from opened import ROOT, Failed, Wheel, platform_glibc
@@ -249,6 +250,26 @@ def archs(wheel: Wheel) -> str:
     return said
 
 
+def waits(wheel: Wheel) -> str:
+    """Every kernel that may be launched early waits for those before it, in its machine code (cuda/dependent.cuh)."""
+    archs = sorted(int(arch) for arch in map(str, wheel.build["cubins"]) if int(arch) >= 90)  # type: ignore[call-overload]
+    counts = []
+    for arch in archs:
+        command = [cuobjdump(), "--gpu-architecture", f"sm_{arch}", "--dump-sass", str(wheel.extension)]
+        found = 0
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout
+            for kernel, code in machine_code.kernels(process.stdout):
+                found += 1
+                if said := machine_code.wrong(kernel, code):
+                    process.kill()
+                    raise Failed(f"sm_{arch}: {said}")
+        if process.returncode or not found:
+            raise Failed(f"cuobjdump read {found} kernels of sm_{arch} and ended with {process.returncode}")
+        counts.append(f"{found} of sm {arch}")
+    return f"{', '.join(counts)}" if counts else "no kernel is launched early"
+
+
 def levels(wheel: Wheel) -> str:
     """CPU kernels for every level of the architecture."""
     machine = "x86_64" if all(tag.platform.endswith("x86_64") for tag in wheel.tags) else "aarch64"
@@ -266,7 +287,7 @@ def paths(wheel: Wheel) -> str:
 
 GATES = (
     *(name, tag, metadata, twine, contents, record, size, sbom),
-    *(needed, symbols, libc, python_abi, torch_abi, levels, archs, paths),
+    *(needed, symbols, libc, python_abi, torch_abi, levels, archs, waits, paths),
 )
 
 
@@ -280,7 +301,9 @@ def run(*command: str, ok: tuple[int, ...] = (0,)) -> str:
 def cuobjdump() -> str:
     """NVIDIA's own reader, from its package on PyPI or from a CUDA toolkit."""
     for file in sorted(Path(sysconfig.get_path("platlib")).glob("nvidia/*/bin/cuobjdump")):
-        file.chmod(0o755)  # the package leaves it without
+        for tool in (file, file.with_name("nvdisasm")):
+            if tool.exists():
+                tool.chmod(0o755)  # the packages leave it without
         return str(file)
     if found := shutil.which("cuobjdump"):
         return found

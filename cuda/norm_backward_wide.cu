@@ -1,0 +1,203 @@
+// The backward of layer_norm in a half type for rows of more than 64 KB; see norm_ring.cuh. Half as many blocks share a row
+// as in norm_backward_ring.cu: clusters of sixteen leave many multiprocessors without work, and each sum crosses fewer
+// blocks. That is twice the row a block, for which there are no registers: 512 threads hold the weight and the sums for the
+// parameters, which takes all there are, and the row stays packed in the ring, from which its second pass reads it again.
+// That pass comes after the first pass of the next row: the sums over the row cross the cluster meanwhile.
+#include "norm_backward.cuh"
+#include "norm_ring.cuh"
+
+namespace fastops::FASTOPS_ARCH {
+namespace {
+
+constexpr int kWideThreads = 512, kWideWarps = kWideThreads / kWarp, kWideVectors = 4;
+constexpr int kMostBlocksOfRow = 8;
+constexpr int kTurns = 4;  // a block writes the sums of a row while another may still read those of three rows before
+
+struct Exchange {
+  float at[kSums<Norm::layer>][kMostBlocksOfRow * kWideWarps];
+};
+
+template <class T>
+__global__ void __launch_bounds__(kWideThreads, 1)
+    backward_wide_kernel(const __grid_constant__ Backward<T, T> a, int cluster, int stages) {
+#if __CUDA_ARCH__ >= 900
+  constexpr Norm N = Norm::layer;
+  constexpr int W = kVector<T>, V = kWideVectors, S = kSums<N>, kTensors = 2;
+  using Row = Vector<T, W>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ device::Barrier arrived[kMostStages], told[kTurns];
+  __shared__ Exchange exchange[kTurns];
+
+  const int thread = threadIdx.x, lane = thread % kWarp;
+  const RingPart part(static_cast<int>(a.n / W), cluster);
+  const int begin = part.begin, vectors = part.vectors;
+  const unsigned bytes = vectors * sizeof(Row);
+  Row* const ring = reinterpret_cast<Row*>(shared);
+  auto slot_of = [&](int slot, int tensor) { return ring + (slot * kTensors + tensor) * part.most; };
+  ring_begin(arrived, stages, told, cluster);
+  wait_for_earlier_kernels();
+
+  const int rows = static_cast<int>(a.rows), first_row = blockIdx.x / cluster, step = gridDim.x / cluster;
+  auto fetch = [&](int row, int slot) {
+    if (row >= rows) return;
+    device::barrier_expect(&arrived[slot], bytes * kTensors);
+    device::bulk_copy(slot_of(slot, 0), a.input + row * a.input_stride + begin * W, bytes, &arrived[slot]);
+    device::bulk_copy(slot_of(slot, 1), a.grad + row * a.grad_stride + begin * W, bytes, &arrived[slot]);
+  };
+  if (thread == 0)
+    for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
+  let_next_kernel_start(a.followed);
+
+  Vector<T, W> w[V];
+#pragma unroll
+  for (int g = 0; g < V; ++g)
+    w[g] = weight_or_one(a.weight).template vector<W>(begin + min(g * kWideThreads + thread, vectors - 1));
+  float weight_sum[V][W] = {}, bias_sum[V][W] = {};
+  RowNumbers<float> next = row_numbers<N>(a, first_row);
+  ring_meet(cluster);  // while all that was asked for is on its way
+
+  // The first pass over one row after the other. Every warp tells every block of the cluster its sums.
+  struct {
+    int row, slot;
+    unsigned parity, count;  // of the ring, of rows
+  } at = {first_row, 0, 0, 0};
+  auto first_pass_over = [&] {
+    const RowNumbers<float> numbers = next;
+    next = row_numbers<N>(a, at.row + step);
+    device::barrier_wait(&arrived[at.slot], at.parity);
+    Sums<float, S> sums = {};
+#pragma unroll
+    for (int g = 0; g < V; ++g) {
+      const int i = g * kWideThreads + thread;
+      Row x = {}, incoming = {};
+      if (i < vectors) {
+        x = slot_of(at.slot, 0)[i];
+        incoming = slot_of(at.slot, 1)[i];
+      }
+      float h[W], grad[W];
+      device::widen(x, h);
+      device::widen(incoming, grad);
+      device::hold_narrow(w[g]);
+      first_pass<N, W, float>(h, grad, i < vectors, w[g], a.offset, numbers, sums, weight_sum[g], bias_sum[g]);
+    }
+    lane_sum<kWarp>(sums);
+    const int turn = at.count++ % kTurns;
+    if (thread == 0) device::barrier_expect(&told[turn], cluster * kWideWarps * S * sizeof(float));
+    if (lane < cluster) {
+#pragma unroll
+      for (int k = 0; k < S; ++k)
+        device::send(&exchange[turn].at[k][part.rank * kWideWarps + thread / kWarp], &told[turn], lane, sums.at[k]);
+    }
+    at.row += step;
+    if (++at.slot == stages) {
+      at.slot = 0;
+      at.parity ^= 1;
+    }
+    return numbers;
+  };
+
+  int slot = 0;
+  unsigned count = 0;
+  RowNumbers<float> ahead = first_pass_over();
+#pragma unroll 1
+  for (int row = first_row; row < rows; row += step) {
+    const RowNumbers<float> numbers = ahead;
+    if (at.row < rows) ahead = first_pass_over();
+    const int turn = count % kTurns;
+    device::barrier_wait_cluster(&told[turn], count++ / kTurns & 1);
+    Sums<float, S> sums = {};
+    for (int i = lane; i < cluster * kWideWarps; i += kWarp) {
+#pragma unroll
+      for (int k = 0; k < S; ++k) sums.at[k] += exchange[turn].at[k][i];
+    }
+    lane_sum<kWarp>(sums);
+#pragma unroll
+    for (int k = 0; k < S; ++k) sums.at[k] *= a.inverse_n;
+    if (a.grad_input) {
+      Row* out = reinterpret_cast<Row*>(a.grad_input + row * a.n) + begin;
+      const float shift = -numbers.shift * numbers.rstd;
+#pragma unroll
+      for (int g = 0; g < V; ++g) {
+        const int i = g * kWideThreads + thread;
+        if (i >= vectors) continue;
+        float h[W], grad[W], weight[W];
+        device::widen(slot_of(slot, 0)[i], h);
+        device::widen(slot_of(slot, 1)[i], grad);
+        device::hold_narrow(w[g]);
+        device::widen(w[g], weight);
+#pragma unroll
+        for (int k = 0; k < W; ++k) {
+          h[k] = (h[k] - numbers.mean) * numbers.rstd + shift;  // as in the first pass
+          grad[k] = device::product<float>(grad[k], weight[k]);
+        }
+        second_pass<N, W, float>(h, grad, sums, numbers.rstd);
+        out[i] = device::narrow_all<T>(h);
+      }
+    }
+    __syncthreads();  // the slot has been read
+    if (thread == 0) fetch(row + stages * step, slot);
+    if (++slot == stages) slot = 0;
+  }
+
+  if (a.partial || a.whole) {
+    float* const result = a.partial + blockIdx.x / cluster * S * a.n;
+#pragma unroll
+    for (int g = 0; g < V; ++g) {
+      const int i = g * kWideThreads + thread;
+      if (i >= vectors) continue;
+      const int64_t at = static_cast<int64_t>(begin + i) * W;
+      if (a.whole) {
+        store_parameter_grad<W>(a, 0, at, weight_sum[g]);
+        store_parameter_grad<W>(a, 1, at, bias_sum[g]);
+        continue;
+      }
+#pragma unroll
+      for (int k = 0; k < W; k += 4) {
+        device::store<true, 4>(result + at + k, 4, reinterpret_cast<float (&)[4]>(weight_sum[g][k]));
+        device::store<true, 4>(result + a.n + at + k, 4, reinterpret_cast<float (&)[4]>(bias_sum[g][k]));
+      }
+    }
+  }
+  device::cluster_sync();  // no block leaves while another may still write to it
+#endif
+}
+
+RingPlan plan_of(const NormBackward& a) {
+  const int64_t vectors = a.n * size_of(a.dtype) / 16;
+  const int cluster = cluster_of(ceil_div(vectors, kWideThreads * kWideVectors));
+  return ring_plan(kWideThreads, cluster, ceil_div(vectors, cluster) * 16 * 2);
+}
+
+// f(kernel, arguments, last answer) for the kernel of this problem.
+template <class F>
+int64_t with_kernel(const NormBackward& a, F f) {
+  auto of = [&](auto t) -> int64_t {
+    using T = typename decltype(t)::type;
+    static LastAnswer known;
+    return f(&backward_wide_kernel<T>, Backward<T, T>(a), known);
+  };
+  return a.dtype == DType::f16 ? of(tag<device::f16>{}) : of(tag<device::bf16>{});
+}
+
+}  // namespace
+
+bool wide_takes(const NormBackward& a) {
+  if (a.norm != Norm::layer || size_of(a.dtype) != 2 || a.parameter != a.dtype || a.grad_sum || a.n * 2 <= 65536)
+    return false;
+  const RingPlan plan = plan_of(a);
+  return plan.cluster <= kMostBlocksOfRow && plan.stages >= 2 && norm_backward_wide_chunks(a) > 0;
+}
+
+int64_t norm_backward_wide_chunks(const NormBackward& a) {
+  return with_kernel(a, [&](auto* kernel, const auto&, LastAnswer& known) {
+    return std::min(a.rows, most_clusters(kernel, plan_of(a), known));
+  });
+}
+
+int norm_backward_wide(const NormBackward& args, void* stream) {
+  return static_cast<int>(with_kernel(args, [&](auto* kernel, const auto& a, LastAnswer&) -> int64_t {
+    return launch_ring(kernel, plan_of(args), args.chunks, a, stream);
+  }));
+}
+
+}  // namespace fastops::FASTOPS_ARCH
