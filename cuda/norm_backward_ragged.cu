@@ -82,7 +82,7 @@ struct Ahead {
 
 // Lanes: those of a row; 0: `warps` warps, which have `each` words of it, the first `more` of them one word more.
 template <Norm N, class T, class P, int Words, int Checked, int Lanes, bool GradSum>
-__global__ void __launch_bounds__(Lanes ? kLaneThreads : kMostWarps* kWarp,
+__global__ void __launch_bounds__(Lanes ? kLaneThreads : kMostWarps * kWarp,
                                   Lanes ? resident_threads(Lanes, sizeof(T)) / kLaneThreads : 1)
     backward_ragged_kernel(const __grid_constant__ Backward<T, P> a, int warps, int each, int more) {
   using A = accumulate_t<T>;

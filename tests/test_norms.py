@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from placed import placed
 from recorder import Recorder
 from table import assert_close
 from torch import Tensor
@@ -250,14 +251,6 @@ def test_the_rounded_sum_is_normalised(
 
 
 # Rows that start at any element
-
-
-def placed(t: Tensor, start: int, gap: int) -> Tensor:
-    """t's rows behind `start` elements and `gap` apart, among NaN; the last one ends the memory."""
-    rows, n = t.shape
-    room = t.new_full((start + rows * (n + gap) - gap,), torch.nan)
-    return room.as_strided((rows, n), (n + gap, 1), start).copy_(t)
-
 
 # Of 1 to 32 lanes, of a warp's lanes with several words each, of several warps, and beyond registers.
 RAGGED = (

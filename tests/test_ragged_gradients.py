@@ -1,0 +1,131 @@
+"""Gradients of the norms over rows that start at any element."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from placed import placed
+from torch import Tensor
+
+from fastops.cases import DTYPES, Make
+from fastops.cases.norms import ADD_LAYER_NORM, ADD_RMS_NORM, LAYER_NORM, RMS_NORM, Norm
+from fastops.selftest.checks import same_bits
+
+EPS = 1e-3
+ALL = (True, True, True)
+
+every_norm = pytest.mark.parametrize(
+    "norm", [LAYER_NORM, RMS_NORM, ADD_LAYER_NORM, ADD_RMS_NORM], ids=lambda norm: norm.name
+)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def statistics_of(norm: Norm, x: Tensor) -> Tensor:
+    name = "layer_norm_forward" if norm.layer else "rms_norm_forward"
+    return getattr(torch.ops.fastops, name)(x, eps=EPS)[1]
+
+
+def gradients(
+    norm: Norm,
+    grads: tuple[Tensor, Tensor],
+    x: Tensor,
+    statistics: Tensor,
+    weight: Tensor | None,
+    needs: tuple[bool, bool, bool] = ALL,
+) -> tuple[Tensor, ...]:
+    op = getattr(torch.ops.fastops, f"{norm.name}_backward")
+    given = grads[: 1 + norm.residual]
+    return op(*given, x, statistics, *[weight] * (1 + norm.layer), *needs[: 2 + norm.layer], eps=EPS)
+
+
+def true_gradients(
+    norm: Norm, grads: tuple[Tensor, Tensor], x: Tensor, weight: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    grad, grad_sum, x = grads[0].double(), grads[1].double(), x.double()
+    centred = x - x.mean(-1, keepdim=True) if norm.layer else x
+    rstd = (centred.square().mean(-1, keepdim=True) + EPS).rsqrt()
+    h = centred * rstd
+    g = grad if weight is None else grad * weight.double()
+    result = g - h * (g * h).mean(-1, keepdim=True)
+    if norm.layer:
+        result = result - g.mean(-1, keepdim=True)
+    result = result * rstd
+    return result + grad_sum if norm.residual else result, (grad * h).sum(0), grad.sum(0)
+
+
+# Of a warp's lanes, of one warp, of several, and beyond registers.
+PLACES = (*range(1, 41), 63, 65, 101, 127, 129, 203, 225, 257, 259, 449, 513, 769, 833, 897, 1025, 1501, 3001)
+LONG = (6657, 7169, 8321)
+
+
+@every_norm
+@every_dtype
+@pytest.mark.parametrize("n", [*PLACES, *LONG])
+def test_a_rows_gradient_does_not_depend_on_where_it_lies(
+    norm: Norm, dtype: torch.dtype, n: int, device: torch.device
+) -> None:
+    make = Make(device, dtype)
+    row, grad, grad_sum = (make(1, n) for _ in range(3))
+    weight, statistics = make(n), statistics_of(norm, row)
+    expected = gradients(norm, (grad, grad_sum), row, statistics, weight)[0]
+    rows = 9  # of which each starts at another one of the places in 16 bytes, where n is odd
+    x, g, g_sum = (t.expand(rows, n) for t in (row, grad, grad_sum))
+    many = statistics.expand(rows, *statistics.shape[1:]).contiguous()
+    for k, (start, gap) in enumerate(itertools.product(range(0, 8, 3 if n > 40 else 1), (0, 1, 6))):
+        moved = placed(g, start, gap), placed(g_sum, (start + k) % 8, (gap + k) % 3)
+        here = placed(x, (start * 3 + k) % 8, (k + 1) % 4), many, placed(weight[None], (start + k) % 4, 0)[0]
+        both = gradients(norm, moved, *here)
+        alone = gradients(norm, moved, *here, needs=(True, False, False))
+        for found in (both, alone):
+            assert same_bits(found[0], expected.expand(rows, n).contiguous())
+        for first, again in zip(both, gradients(norm, moved, *here), strict=True):
+            assert same_bits(first, again)
+
+
+@every_norm
+@every_dtype
+@pytest.mark.parametrize("rows", [1, 2, 37, 1100])
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 33, 61, 101, 129, 258, 449, 769, 1500, 1501, 4099])
+def test_values(norm: Norm, dtype: torch.dtype, rows: int, n: int, device: torch.device) -> None:
+    make = Make(device, dtype)
+    x, grad, grad_sum = (placed(make(rows, n), start, rows % 2) for start in (1, 0, 3))
+    statistics, wide = statistics_of(norm, x), make.parameter_dtype
+    eps = torch.finfo(dtype).eps
+    for weight in (None, make(n), make(n, dtype=wide)):
+        truth = true_gradients(norm, (grad, grad_sum), x, weight)
+        for needs in (ALL, (True, False, False), (False, True, True)):
+            found = gradients(norm, (grad, grad_sum), x, statistics, weight, needs)
+            for k, (ours, true) in enumerate(zip(found, truth, strict=False)):
+                if not needs[k]:
+                    continue
+                near = 64 * eps * max(1.0, float(true.abs().max()), rows**0.5 if k else 0.0)
+                torch.testing.assert_close(ours.double(), true, rtol=8 * eps, atol=near)
+
+
+@every_norm
+@every_dtype
+@pytest.mark.parametrize("n", [3, 61, 201, 769, 1501])
+def test_what_is_not_finite_stays_in_its_row(norm: Norm, dtype: torch.dtype, n: int, device: torch.device) -> None:
+    make = Make(device, dtype)
+    x, grad, grad_sum = (make(9, n) for _ in range(3))
+    weight = make(n)
+    clean = gradients(norm, (grad, grad_sum), x, statistics_of(norm, x), weight)[0]
+    for value in (torch.nan, torch.inf, -torch.inf):
+        dirty = x.clone()
+        dirty[1::2] = value
+        found = gradients(norm, (grad, grad_sum), dirty, statistics_of(norm, dirty), weight)[0]
+        assert same_bits(found[::2].contiguous(), clean[::2].contiguous())
+        assert found[1::2].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("n", [3, 61, 201, 769, 1501])
+def test_far_from_0_nothing_overflows(dtype: torch.dtype, n: int, device: torch.device) -> None:
+    """The mean times one over the spread would."""
+    make = Make(device, dtype)
+    grad, x = make(5, n), torch.full((5, n), torch.finfo(dtype).max / 2, dtype=dtype, device=device)
+    found = gradients(LAYER_NORM, (grad, grad), x, statistics_of(LAYER_NORM, x), make(n))
+    for t in found:
+        assert t.isfinite().all()
