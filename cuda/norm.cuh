@@ -253,10 +253,6 @@ int vector_width(int64_t n) {
   return n % full == 0 ? full : full == 8 && n % 4 == 0 ? 4 : 1;
 }
 
-// A thread's elements in the kernels of short rows; single ones need a register each.
-template <class T, int W>
-constexpr int kElements = W == 1 ? kVector<T> : kVectors * kVector<T>;
-
 // f(std::integral_constant<int, W>) for that width.
 template <class T, class F>
 int dispatch_width(int64_t n, F f) {

@@ -1,6 +1,7 @@
 // The backward of the norms; formulas in norm_backward.cuh. Blocks stay and walk over rows; while one row is worked on, the
 // next one is on its way into registers. The sums for the parameters stay in registers to the end and leave as one row of
-// `partial` a block. Longer rows go to norm_backward_ring.cu where the card has clusters, else are read several times.
+// `partial` a block. Longer rows go to norm_backward_ring.cu where the card has clusters, those of single elements to
+// norm_backward_ragged.cu; what neither takes is read several times.
 #include "norm_backward.cuh"
 #include "norm_ring.cuh"
 
@@ -16,7 +17,7 @@ template <Norm N, class T, class P, int W, int Lanes, bool GradSum>
 __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThreads / kLaneThreads : 1)
     backward_kernel(const __grid_constant__ Backward<T, P> a, int warps) {
   using A = accumulate_t<T>;
-  constexpr int V = kElements<T, W> / W, S = kSums<N>;
+  constexpr int V = kVectors * kVector<T> / W, S = kSums<N>;
   using Row = Vector<T, W>;
   __shared__ Scratch<A, S> scratch[Lanes ? 1 : 2][Lanes ? 1 : kThreads / kWarp / 2];
   const int team = Lanes ? Lanes : warps * kWarp, thread = threadIdx.x % team, which = threadIdx.x / team;
@@ -232,8 +233,8 @@ struct Plan {
 Plan plan_of(const NormBackward& a) {
   if (a.rows > kMostRows) return {0, 0, 0};
   const int64_t size = size_of(a.dtype), full = 16 / size;
-  const bool narrow = a.n % full != 0 && !(full == 8 && a.n % 4 == 0);
-  const int64_t each = narrow ? full : kVectors * full;  // elements a thread
+  if (a.n % full != 0 && !(full == 8 && a.n % 4 == 0)) return {0, 0, 0};
+  const int64_t each = kVectors * full;  // elements a thread
   const int64_t part = a.sums() * a.n * size_of(accumulate_type(a.dtype));
   auto teams = [&](int64_t most) { return static_cast<int>(std::clamp<int64_t>(kShared / part, 1, most)); };
   if (a.n % full == 0)
@@ -277,8 +278,10 @@ int launch_width(const NormBackward& args, cudaStream_t stream) {
     if (plan.lanes == 8) return launch<N, T, P, W, 8>(args, plan, stream);
     if (plan.lanes == 16) return launch<N, T, P, W, 16>(args, plan, stream);
   }
-  if (plan.lanes == kWarp) return launch<N, T, P, W, kWarp>(args, plan, stream);
-  if (plan.warps) return launch<N, T, P, W, 0>(args, plan, stream);
+  if constexpr (W > 1) {
+    if (plan.lanes == kWarp) return launch<N, T, P, W, kWarp>(args, plan, stream);
+    if (plan.warps) return launch<N, T, P, W, 0>(args, plan, stream);
+  }
   if (!args.grad_input) return cudaSuccess;
   const auto blocks = static_cast<unsigned>(blocks_of(args, plan));
   return launch_kernel(&backward_long_kernel<N, T, P, W>, launch_config(blocks, kThreads, stream),
@@ -296,11 +299,13 @@ int launch_columns(const NormBackward& a, cudaStream_t stream) {
 }  // namespace
 
 void norm_backward_plan(NormBackward& a) {
-  const bool ring = ring_takes(a);
+  const bool ring = ring_takes(a), ragged = ragged_takes(a);
   const Plan plan = plan_of(a);
-  const bool one_pass = ring || plan.warps;
+  const bool one_pass = ring || ragged || plan.warps;
   if (ring)
     a.chunks = norm_backward_ring_chunks(a);
+  else if (ragged)
+    a.chunks = norm_backward_ragged_chunks(a);
   else if (one_pass)
     a.chunks = blocks_of(a, plan);
   else
@@ -310,11 +315,11 @@ void norm_backward_plan(NormBackward& a) {
 
 int norm_backward(const NormBackward& a, void* stream_handle) {
   auto stream = static_cast<cudaStream_t>(stream_handle);
-  const bool ring = ring_takes(a), one_pass = ring || plan_of(a).warps;
+  const bool ring = ring_takes(a), ragged = ragged_takes(a), one_pass = ring || ragged || plan_of(a).warps;
   const bool columns = a.wants_parameters() && (a.gather == Gather::columns || !one_pass);
   const bool rows = a.grad_input || !columns;
-  if (ring && rows) {
-    const int error = norm_backward_ring(a, stream);
+  if ((ring || ragged) && rows) {
+    const int error = ring ? norm_backward_ring(a, stream) : norm_backward_ragged(a, stream);
     if (error != cudaSuccess || !columns) return error;
   }
   return dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
@@ -323,7 +328,7 @@ int norm_backward(const NormBackward& a, void* stream_handle) {
     using P = typename decltype(p)::type;
     return dispatch_width<T>(a.n, [&](auto width) -> int {
       constexpr int W = decltype(width)::value;
-      const int error = rows && !ring ? launch_width<N, T, P, W>(a, stream) : cudaSuccess;
+      const int error = rows && !ring && !ragged ? launch_width<N, T, P, W>(a, stream) : cudaSuccess;
       return error == cudaSuccess && columns ? launch_columns<N, T, P, W>(a, stream) : error;
     });
   });

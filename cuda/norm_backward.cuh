@@ -9,6 +9,11 @@
 
 namespace fastops::FASTOPS_ARCH {
 
+// Rows in words, norm_backward_ragged.cu: whether it takes this problem, and in how many chunks.
+bool ragged_takes(const NormBackward& a);
+int64_t norm_backward_ragged_chunks(const NormBackward& a);
+int norm_backward_ragged(const NormBackward& a, void* stream);
+
 template <Norm N>
 constexpr int kSums = N == Norm::layer ? 2 : 1;
 

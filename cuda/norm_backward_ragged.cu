@@ -1,0 +1,273 @@
+// The backward of the norms for rows that may start at any element and fit the registers, in words; see norm_words.cuh and,
+// for the walk over rows and the sums over them, norm_backward.cu. Here a row of halves that starts within 4 bytes is read
+// in words as well, each with the second half of the word before in front: what a lane has of a row, its neighbour's word
+// included, is put together only when the row's turn comes, for to do so waits for the memory.
+#include "dependent.cuh"
+#include "norm_backward.cuh"
+#include "norm_words.cuh"
+
+namespace fastops::FASTOPS_ARCH {
+namespace {
+
+constexpr int kLaneThreads = 128;      // a block's whose teams are lanes of a warp
+constexpr int kMostWarps = 16;         // of a row, and of a block
+constexpr int64_t kShared = 48 << 10;  // for the column sums of a block's teams
+
+// A thread's words of a row: few where lanes of a warp have it, else as many as the registers hold beside the sums.
+constexpr int kFewWords = 4;
+constexpr int many_words(int64_t size) { return size == 2 ? 7 : size == 4 ? 13 : 4; }
+
+// Threads of a multiprocessor, by the registers that the words take.
+constexpr int resident_threads(int lanes, int64_t size) { return !lanes || size == 8 ? 512 : size == 4 ? 1024 : 640; }
+
+// A row's words on their way. `shifted`: each begins an element earlier. What no whole word has comes by itself, in registers
+// of its own: a second load into one would wait for the first.
+template <class T, int Words, int Checked, int Step>
+struct Ahead {
+  static constexpr int W = kWord<T>;
+  using Mine = Part<Words, Checked, Step, W>;
+  Vector<T, W> x[Words];
+  unsigned head, last;  // the row's first element, the part's last one, where no word has them
+  bool shifted;
+
+  __device__ void clear() {
+#pragma unroll
+    for (int g = 0; g < Words; ++g) x[g] = {};
+    head = last = 0;
+    shifted = false;
+  }
+
+  __device__ void fetch(const Mine& part, const T* row) {
+    clear();
+    const T* from = row + part.at;
+    if constexpr (W == 1) {
+#pragma unroll
+      for (int g = 0; g < Words; ++g)
+        if (part.has(g, 1)) x[g].at[0] = from[g * Step];
+    } else {
+      shifted = reinterpret_cast<uintptr_t>(row) % 4 != 0;
+      const bool first = shifted && part.at == 0;
+      const unsigned* words = reinterpret_cast<const unsigned*>(from - shifted);
+#pragma unroll
+      for (int g = 0; g < Words; ++g)
+        if (part.has(g, 2 - shifted) && !(g == 0 && first)) x[g].pair[0] = words[g * Step];
+      if (first && part.left > 0) head = row->bits;
+      if (part.left > 0 && part.left % (Step * W) == 1 + shifted) last = from[part.left - 1].bits;
+    }
+  }
+
+  // Makes each word the part's own. All lanes of a warp take part.
+  __device__ void settle(const Mine& part) {
+    if constexpr (W == 2) {
+      if (Step < kWarp || shifted) {
+        const int lane = threadIdx.x % Step;
+        x[0].pair[0] |= head << 16;
+        auto after = [&](int g) { return __shfl_sync(0xffffffffu, x[g].pair[0], (lane + 1) % Step, Step); };
+        unsigned around = after(0);
+#pragma unroll
+        for (int g = 0; g < Words; ++g) {
+          const unsigned next = g + 1 < Words ? after(g + 1) : 0;
+          const unsigned both = __byte_perm(x[g].pair[0], lane == Step - 1 ? next : around, 0x5432);
+          if (shifted) x[g].pair[0] = both;
+          around = next;
+        }
+      }
+      const unsigned placed = last << (shifted ? 16 : 0);
+#pragma unroll
+      for (int g = Words - Checked; g < Words; ++g)
+        if (g * Step * W + 1 + shifted == part.left) x[g].pair[0] |= placed;
+    }
+  }
+};
+
+// Lanes: those of a row; 0: `warps` warps, which have `each` words of it, the first `more` of them one word more.
+template <Norm N, class T, class P, int Words, int Checked, int Lanes, bool GradSum>
+__global__ void __launch_bounds__(Lanes ? kLaneThreads : kMostWarps * kWarp,
+                                  Lanes ? resident_threads(Lanes, sizeof(T)) / kLaneThreads : 1)
+    backward_ragged_kernel(const __grid_constant__ Backward<T, P> a, int warps, int each, int more) {
+  using A = accumulate_t<T>;
+  constexpr int W = kWord<T>, S = kSums<N>, Step = Lanes ? Lanes : kWarp;
+  __shared__ Scratch<A, S> scratch[Lanes ? 1 : 2][Lanes ? 1 : kMostWarps / 2];
+  const int team = Lanes ? Lanes : warps * kWarp, which = threadIdx.x / team;
+  const int teams = blockDim.x / team, n = static_cast<int>(a.n);
+  const int rows = static_cast<int>(a.rows);
+  const int warp = Lanes ? 0 : threadIdx.x % team / kWarp;
+  wait_for_earlier_kernels();
+
+  Part<Words, Checked, Step, W> part;
+  {
+    const int begin = warp * each + min(warp, more), end = begin + each + (warp < more ? 1 : 0);
+    part.at = (begin + static_cast<int>(threadIdx.x) % Step) * W;
+    part.left = min(end * W, n) - part.at;
+  }
+  Vector<P, W> w[Words];
+  if (a.weight) {
+    part.fetch(w, a.weight, 0, Words);
+  } else {
+#pragma unroll
+    for (int g = 0; g < Words; ++g) w[g] = *reinterpret_cast<const Vector<P, W>*>(&kOne<P>);
+  }
+  A weight_sum[Words][W] = {}, bias_sum[N == Norm::layer ? Words : 1][W] = {};
+
+  Ahead<T, Words, Checked, Step> next_x, next_grad;
+  RowNumbers<A> next;
+  auto fetch = [&](int row) {
+    next = row_numbers<N>(a, row);
+    if (row < rows) {
+      next_x.fetch(part, a.input + row * a.input_stride);
+      next_grad.fetch(part, a.grad + row * a.grad_stride);
+    } else {
+      next_x.clear();
+      next_grad.clear();
+    }
+  };
+  const int step = gridDim.x * teams;
+  int row = which * gridDim.x + blockIdx.x, turn = 0;
+  fetch(row);
+  let_next_kernel_start(a.followed);
+  // All teams take as many turns: their threads meet.
+  for (int base = 0; base < rows; base += step, row += step) {
+    const RowNumbers<A> numbers = next;
+    A h[Words][W], grad[Words][W];
+    next_x.settle(part);
+    next_grad.settle(part);
+#pragma unroll
+    for (int g = 0; g < Words; ++g) {
+      device::widen(next_x.x[g], h[g]);
+      device::widen(next_grad.x[g], grad[g]);
+      // What lies outside has no grad, and at the mean nothing overflows.
+      if constexpr (N == Norm::layer) {
+#pragma unroll
+        for (int k = 0; k < W; ++k) h[g][k] = part.has(g, k + 1) ? h[g][k] : numbers.mean;
+      }
+    }
+    Ahead<T, Words, Checked, Step> grad_sum;
+    if constexpr (GradSum) {
+      if (row < rows)
+        grad_sum.fetch(part, a.grad_sum + row * a.grad_sum_stride);
+      else
+        grad_sum.clear();
+    }
+    fetch(row + step);
+    Sums<A, S> sums = {};
+#pragma unroll
+    for (int g = 0; g < Words; ++g)
+      first_pass<N, W, A>(h[g], grad[g], true, w[g], a.offset, numbers, sums, weight_sum[g],
+                          bias_sum[N == Norm::layer ? g : 0]);
+    if constexpr (Lanes) {
+      lane_sum<Lanes>(sums);
+    } else {
+      team_sum(sums, warps, warp, scratch[turn][which], [&] {
+        asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "r"(team) : "memory");
+      });
+      turn ^= 1;
+    }
+#pragma unroll
+    for (int k = 0; k < S; ++k) sums.at[k] *= a.inverse_n;
+    if constexpr (GradSum) grad_sum.settle(part);
+    if (!a.grad_input || row >= rows) continue;
+    Vector<T, W> out[Words];
+#pragma unroll
+    for (int g = 0; g < Words; ++g) {
+      second_pass<N, W, A>(h[g], grad[g], sums, numbers.rstd);
+      if constexpr (GradSum) add<T, W, A>(h[g], grad_sum.x[g]);
+      out[g] = device::narrow_all<T>(h[g]);
+    }
+    part.put(out, a.grad_input + row * a.n);
+  }
+  if (!a.partial && !a.whole) return;
+
+  extern __shared__ __align__(16) unsigned char shared[];
+  A* const result = a.partial + blockIdx.x * S * a.n;
+  A* const own = teams == 1 ? result : reinterpret_cast<A*>(shared) + static_cast<int64_t>(which) * S * n;
+#pragma unroll
+  for (int g = 0; g < Words; ++g) {
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+      if (!part.has(g, k + 1)) continue;
+      const int at = part.at + g * Step * W + k;
+      if (a.whole && teams == 1) {
+        store_parameter_grad<1>(a, 0, at, {weight_sum[g][k]});
+        if constexpr (N == Norm::layer) store_parameter_grad<1>(a, 1, at, {bias_sum[g][k]});
+        continue;
+      }
+      own[at] = weight_sum[g][k];
+      if constexpr (N == Norm::layer) own[n + at] = bias_sum[g][k];
+    }
+  }
+  if (teams == 1) return;
+  __syncthreads();
+  add_parts(a, reinterpret_cast<const A*>(shared), teams, static_cast<int64_t>(S) * n, result);
+}
+
+// ---- host ------------------------------------------------------------------------------------------------------------
+
+struct Plan {
+  int lanes;   // of a row; 0: warps
+  int warps;   // of a row
+  int teams;   // of a block
+  int blocks;  // of a multiprocessor
+  int threads() const { return lanes ? kLaneThreads : teams * warps * kWarp; }
+};
+
+int words_of(const NormBackward& a) { return static_cast<int>(ceil_div(a.n, size_of(a.dtype) == 2 ? 2 : 1)); }
+
+// By the norm, the dtype and n, nothing else.
+Plan plan_of(const NormBackward& a) {
+  const int64_t size = size_of(a.dtype), words = words_of(a);
+  for (int lanes : {8, 32})
+    if (words <= lanes * kFewWords)
+      return {lanes, 1, kLaneThreads / lanes, resident_threads(lanes, size) / kLaneThreads};
+  const int warps = static_cast<int>(ceil_div(words, kWarp * many_words(size)));
+  const int64_t part = a.sums() * a.n * size_of(accumulate_type(a.dtype));
+  // Two blocks a multiprocessor where they have as many warps as one.
+  const int64_t most = kMostWarps / 2 % warps == 0 ? kMostWarps / 2 / warps : kMostWarps / warps;
+  const int teams = static_cast<int>(std::clamp<int64_t>(kShared / part, 1, most));
+  return {0, warps, teams, resident_threads(0, size) / (teams * warps * kWarp)};
+}
+
+template <Norm N, class T, class P, int Words, int Checked, int Lanes>
+int launch(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
+  const Backward<T, P> a(args);
+  const auto blocks = static_cast<unsigned>(args.chunks);
+  const int words = words_of(args);
+  const size_t shared = (args.partial || args.gather == Gather::whole) && plan.teams > 1
+                            ? plan.teams * kSums<N> * a.n * sizeof(accumulate_t<T>)
+                            : 0;
+  return dispatch_bool(args.grad_sum != nullptr, [&](auto grad_sum) {
+    return launch_kernel(&backward_ragged_kernel<N, T, P, Words, Checked, Lanes, decltype(grad_sum)::value>,
+                         launch_config(blocks, plan.threads(), stream, shared), a, plan.warps, words / plan.warps,
+                         words % plan.warps);
+  });
+}
+
+}  // namespace
+
+bool ragged_takes(const NormBackward& a) {
+  const int64_t size = size_of(a.dtype);
+  const bool vectors = a.n * size % 16 == 0 || (size == 2 && a.n % 4 == 0);
+  return !vectors && a.rows <= kMostRows && words_of(a) <= kMostWarps * kWarp * many_words(size);
+}
+
+int64_t norm_backward_ragged_chunks(const NormBackward& a) {
+  const Plan plan = plan_of(a);
+  return resident_blocks(a.rows, plan.teams, plan.blocks);
+}
+
+int norm_backward_ragged(const NormBackward& a, void* stream_handle) {
+  auto stream = static_cast<cudaStream_t>(stream_handle);
+  const Plan plan = plan_of(a);
+  return dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
+    constexpr Norm N = decltype(norm)::value;
+    using T = typename decltype(t)::type;
+    using P = typename decltype(p)::type;
+    constexpr int kMany = many_words(sizeof(T));
+    if (plan.lanes == 8) return launch<N, T, P, kFewWords, kFewWords, 8>(a, plan, stream);
+    if (plan.lanes == kWarp) return launch<N, T, P, kFewWords, kFewWords, kWarp>(a, plan, stream);
+    // One warp has more than kFewWords a lane, several have half of what they could.
+    constexpr int kFull = std::min(kFewWords, kMany / 2);
+    return launch<N, T, P, kMany, kMany - kFull, 0>(a, plan, stream);
+  });
+}
+
+}  // namespace fastops::FASTOPS_ARCH
