@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kThreads) pointwise_strided(const __grid_const
 }
 
 // So few elements that each is to have a thread: how long one thread takes is what counts then.
-inline bool few(const Pointwise& p) { return p.numel <= int64_t{kThreads} * multiprocessors(); }
+inline bool few(const Pointwise& p) { return p.numel <= 4096; }
 
 template <class T, int Outputs, int Inputs, class F>
 int launch_contiguous(const Pointwise& p, const F& f, cudaStream_t stream) {

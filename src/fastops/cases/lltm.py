@@ -51,6 +51,7 @@ def samples() -> Iterator[Sample]:
     yield sample("no_features", 3, 0, 5)
     yield sample("no_state", 3, 4, 0)
     yield sample("one_row", 1, 32, 128)
+    yield sample("vectors", 67, 3, 72)
     yield sample("rows4099", 4099, 3, 17, large=True)
     for layout in LAYOUTS:
         yield sample(layout.__name__, 37, 9, 33, layout=layout)
