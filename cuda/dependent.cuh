@@ -1,5 +1,5 @@
 #pragma once
-// How every kernel is launched: early, by programmatic dependent launch, where the card has it. Its blocks come onto the
+// How kernels are launched, all but one: early, by programmatic dependent launch, where the card has it. Its blocks come onto the
 // card while the kernel before it in the stream ends, which hides the launch. PTX ISA, "griddepcontrol". Two rules go with
 // it:
 //
@@ -20,9 +20,6 @@ bool compute90_runs_here();
 // Whether, there, kernels may be launched early, into CUDA graphs too.
 bool early_launch_runs_here();
 
-// Whether every kernel lets the next one start early, or those alone behind which one of ours follows.
-constexpr bool kLetEarly = true;
-
 // Until every kernel before this one has ended and its writes are visible. Where it was not launched early, at once.
 __device__ inline void wait_for_earlier_kernels() {
 #if __CUDA_ARCH__ >= 900
@@ -31,9 +28,9 @@ __device__ inline void wait_for_earlier_kernels() {
 }
 
 // Once every block has said so, or has ended, the next kernel's blocks may take the room that is left.
-__device__ inline void let_next_kernel_start(bool ours = false) {
+__device__ inline void let_next_kernel_start() {
 #if __CUDA_ARCH__ >= 900
-  if (kLetEarly || ours) asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
@@ -44,6 +41,12 @@ inline cudaLaunchConfig_t launch_config(dim3 blocks, dim3 threads, cudaStream_t 
   config.stream = stream;
   config.dynamicSmemBytes = shared_bytes;
   return config;
+}
+
+// For a kernel that does not wait: all before it has ended when it begins.
+template <class Kernel, class... Args>
+int launch_late_kernel(Kernel* kernel, const cudaLaunchConfig_t& config, const Args&... args) {
+  return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
 // `config` may have one attribute of its own.

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
   const int step = gridDim.x * teams;
   int row = which * gridDim.x + blockIdx.x, turn = 0;
   fetch(row);
-  let_next_kernel_start(a.followed);
+  let_next_kernel_start();
   // All teams take as many turns: their threads meet.
   for (int base = 0; base < rows; base += step, row += step) {
     const RowNumbers<A> numbers = next;
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kThreads) backward_long_kernel(const __grid_co
   const int64_t vectors = a.n / W;
   int turn = 0;
   wait_for_earlier_kernels();
-  let_next_kernel_start(a.followed);
+  let_next_kernel_start();
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const RowNumbers<A> numbers = row_numbers<N>(a, row);
     const Row* input = reinterpret_cast<const Row*>(a.input + row * a.input_stride);

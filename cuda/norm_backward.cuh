@@ -26,9 +26,8 @@ struct Backward {
   T* grad_input;
   A* partial;
   void* parameter_grads[2];
-  bool wide[2];   // those in A, not in T
-  bool whole;     // the kernel writes them itself
-  bool followed;  // by a kernel of ours, which waits
+  bool wide[2];  // those in A, not in T
+  bool whole;    // the kernel writes them itself
   int64_t rows, n, grad_stride, grad_sum_stride, input_stride;
   A inverse_n, offset;
 
@@ -43,7 +42,6 @@ struct Backward {
         parameter_grads{a.parameter_grads[0], a.parameter_grads[1]},
         wide{a.parameter_grad_dtypes[0] != a.dtype, a.parameter_grad_dtypes[1] != a.dtype},
         whole(a.gather == Gather::whole && a.wants_parameters()),
-        followed(a.gather != Gather::whole && a.wants_parameters()),
         rows(a.rows),
         n(a.n),
         grad_stride(a.grad_stride),

@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kMostWarps * kWarp,
   const int step = gridDim.x * teams;
   int row = which * gridDim.x + blockIdx.x, turn = 0;
   fetch(row);
-  let_next_kernel_start(a.followed);
+  let_next_kernel_start();
   // All teams take as many turns: their threads meet.
   for (int base = 0; base < rows; base += step, row += step) {
     const RowNumbers<A> numbers = next;

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
   };
   if (thread == 0)
     for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
-  let_next_kernel_start(a.followed);
+  let_next_kernel_start();
 
   Vector<P, W> w[kHoldParameters ? V : 1];
   auto weight = [&](int at) { return weight_or_one(a.weight).template vector<W>(begin + min(at, vectors - 1)); };

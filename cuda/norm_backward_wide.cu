@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   };
   if (thread == 0)
     for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
-  let_next_kernel_start(a.followed);
+  let_next_kernel_start();
 
   Vector<T, W> w[V];
 #pragma unroll

@@ -22,9 +22,7 @@ constexpr int resident_threads() {
 // Lanes: those of a row; 0: the block. Early: parameters are fetched with the row, else once the sums are there, which
 // leaves registers for another block.
 template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, bool Early>
-__global__ void __launch_bounds__(Threads,
-                                  resident_blocks(Threads, resident_threads<N, T, P, Vectors, Threads, Early>()))
-    forward_kernel(const __grid_constant__ Forward<T, P> a) {
+__device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   using A = accumulate_t<T>;
   constexpr int W = kVector<T>, kTeamRows = Lanes ? Threads / Lanes : 1;
   const int team = Lanes ? Lanes : static_cast<int>(blockDim.x);
@@ -35,9 +33,6 @@ __global__ void __launch_bounds__(Threads,
   const bool live = !Lanes || row < a.rows;
   const int64_t source = live ? row : a.rows - 1;
   const T* input = a.input + source * a.input_stride;
-
-  wait_for_earlier_kernels();
-  let_next_kernel_start();
 
   // A thread without a vector takes the last one along and leaves it out of the sums: no branch parts the vectors.
   Vector<T, W> x[Vectors];
@@ -151,6 +146,23 @@ __global__ void __launch_bounds__(Threads,
   }
 }
 
+template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, bool Early>
+__global__ void __launch_bounds__(Threads,
+                                  resident_blocks(Threads, resident_threads<N, T, P, Vectors, Threads, Early>()))
+    forward_kernel(const __grid_constant__ Forward<T, P> a) {
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+  forward_rows<N, T, P, Vectors, Lanes, Threads, Early>(a);
+}
+
+// Many rows of two warps each are launched late, and do not wait: blocks that many and that short lose more by the wait
+// than an early launch saves.
+template <Norm N, class T, class P>
+__global__ void __launch_bounds__(64, resident_blocks(64, resident_threads<N, T, P, kVectors, 64, true>()))
+    forward_pair_kernel(const __grid_constant__ Forward<T, P> a) {
+  forward_rows<N, T, P, kVectors, 0, 64, true>(a);
+}
+
 // Rows too long for registers: a block a row, read again in each pass.
 template <Norm N, class T, class P, int W>
 __global__ void __launch_bounds__(1024) forward_long_kernel(const __grid_constant__ Forward<T, P> a) {
@@ -221,8 +233,12 @@ int launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
     const Forward<T, P> a = all.from_row(N, row);
     const auto blocks = static_cast<unsigned>(std::min(ceil_div(a.rows, kRows), kMostBlocks));
     constexpr bool kEarly = (Lanes && sizeof(P) == sizeof(T)) || Vectors <= kVectors;
-    const int error = launch_kernel(&forward_kernel<N, T, P, Vectors, Lanes, Threads, kEarly>,
-                                    launch_config(blocks, threads, stream), a);
+    const auto config = launch_config(blocks, threads, stream);
+    int error;
+    if (Threads == 64 && !all.few)
+      error = launch_late_kernel(&forward_pair_kernel<N, T, P>, config, a);
+    else
+      error = launch_kernel(&forward_kernel<N, T, P, Vectors, Lanes, Threads, kEarly>, config, a);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
