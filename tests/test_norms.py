@@ -306,6 +306,20 @@ def test_a_rows_bits_do_not_depend_on_where_it_lies(
         assert same_bits(of_total, alone.expand(rows, n).contiguous())
 
 
+@every_added
+@pytest.mark.parametrize("n", [1000, 1024, 4096, 5000, 12288])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_rows_bits_do_not_depend_on_how_many_there_are(
+    added: Any, norm: Any, parameters: int, dtype: torch.dtype, n: int, device: torch.device
+) -> None:
+    """Not where few rows, or all that the card takes at once, have a kernel of their own either."""
+    x, r, affine = inputs(Make(device, dtype), parameters, rows=1100, n=n)
+    outputs = (*added(x, r, (n,), *affine), norm(x, (n,), *affine))
+    for rows in (1, 100, 140, 1000):
+        some = (*added(x[:rows], r[:rows], (n,), *affine), norm(x[:rows], (n,), *affine))
+        assert all(same_bits(a, b[:rows]) for a, b in zip(some, outputs, strict=True))
+
+
 @every_dtype
 @pytest.mark.parametrize("n", [3, 61, 201, 769, 1501, 8191])
 def test_what_is_not_finite_stays_in_its_row(dtype: torch.dtype, n: int, device: torch.device) -> None:
