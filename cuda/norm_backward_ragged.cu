@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kLaneThreads = 128;      // a block's whose teams are lanes of a warp
 constexpr int kMostWarps = 16;         // of a row, and of a block
-constexpr int64_t kShared = 48 << 10;  // for the column sums of a block's teams
+constexpr int64_t kShared = 40 << 10;  // for the column sums of a block's teams; the rest of 48 KB is the row sums'
 
 // A thread's words of a row: few where lanes of a warp have it, else as many as the registers hold beside the sums.
 constexpr int kFewWords = 4;
@@ -210,7 +210,7 @@ struct Plan {
   int threads() const { return lanes ? kLaneThreads : teams * warps * kWarp; }
 };
 
-int words_of(const NormBackward& a) { return static_cast<int>(ceil_div(a.n, size_of(a.dtype) == 2 ? 2 : 1)); }
+int64_t words_of(const NormBackward& a) { return ceil_div(a.n, size_of(a.dtype) == 2 ? 2 : 1); }
 
 // By the norm, the dtype and n, nothing else.
 Plan plan_of(const NormBackward& a) {
@@ -230,7 +230,7 @@ template <Norm N, class T, class P, int Words, int Checked, int Lanes>
 int launch(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
   const Backward<T, P> a(args);
   const auto blocks = static_cast<unsigned>(args.chunks);
-  const int words = words_of(args);
+  const int words = static_cast<int>(words_of(args));
   const size_t shared = (args.partial || args.gather == Gather::whole) && plan.teams > 1
                             ? plan.teams * kSums<N> * a.n * sizeof(accumulate_t<T>)
                             : 0;

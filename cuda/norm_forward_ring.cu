@@ -1,4 +1,4 @@
-// The forward of the norms for rows of more than 16 to 32 KB; see norm_ring.cuh.
+// The forward of the norms for rows that are too long for registers; see norm_ring.cuh.
 #include "norm_forward.cuh"
 #include "norm_ring.cuh"
 

@@ -54,7 +54,17 @@ def test_quotients_before_steps_are_careful() -> None:
     assert written("x / y") == written("exp(x / y) * 2") == written("x < y ? x / y : y") == plain
     for function in ("floor", "ceil", "trunc", "round", "sign"):
         assert written(f"{function}(2 * x / y)") == careful
-    for expression in ("x / y > 1", "x / y % 2", "fmod(x / y, 2)", "x / y == y ? x : y", "abs(floor(exp(x / y)))"):
+    for function in ("sqrt", "log", "acos", "asin", "acosh", "atanh"):
+        assert written(f"{function}(1 - x / y)") == careful
+    for expression in (
+        "x / y > 1",
+        "x / y % 2",
+        "fmod(x / y, 2)",
+        "x / y == y ? x : y",
+        "abs(floor(exp(x / y)))",
+        "atan2(y, x / y)",
+        "copysign(y, x / y)",
+    ):
         assert written(expression) == careful, expression
     assert written("floor(x / y), x / y") == careful  # one node
     assert sorted(written("floor(x / y), y / x")) == sorted(careful + plain)

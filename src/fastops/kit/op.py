@@ -163,7 +163,7 @@ class Op:
         prepare = getattr(self._parts.cuda, "prepare_call", None)
         if prepare is None:
             raise KitError(
-                f"[{self.name}] prepare is for a kernel of Numba's; what cuda= calls has a prepare of its own"
+                f"[{self.name}] prepare is for a kernel of Numba's; a kernel that cuda= calls has one of its own"
             )
         prepare(self.schema.bind(args, kwargs), device)
 

@@ -81,13 +81,14 @@ def _unary(
     torch: str | None = None,
     c: str | None = None,
     short: str = "",
+    steps: bool = False,
 ) -> None:
     """A function of x with ``derivative(x, out)``; spelled as its name says unless told otherwise."""
 
     def tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Node:
         return _product(derivative(arguments[0], out), tangents[0])
 
-    _row(name, 1, torch or f"torch.{name}({{0}})", c or f"{name}{{f}}({{0}})", tangent, short=short)
+    _row(name, 1, torch or f"torch.{name}({{0}})", c or f"{name}{{f}}({{0}})", tangent, short=short, steps=steps)
 
 
 def _binary(
@@ -187,17 +188,17 @@ _row(
 _unary("exp", lambda x, y: y, short="kit_exp({0})")
 _unary("exp2", lambda x, y: y * math.log(2))
 _unary("expm1", lambda x, y: y + 1)
-_unary("log", lambda x, y: 1 / x)
-_unary("log2", lambda x, y: 1 / (x * math.log(2)))
-_unary("log10", lambda x, y: 1 / (x * math.log(10)))
-_unary("log1p", lambda x, y: 1 / (x + 1))
+_unary("log", lambda x, y: 1 / x, steps=True)
+_unary("log2", lambda x, y: 1 / (x * math.log(2)), steps=True)
+_unary("log10", lambda x, y: 1 / (x * math.log(10)), steps=True)
+_unary("log1p", lambda x, y: 1 / (x + 1), steps=True)
 # e^-x may be inf, and 1 / inf is right.
 _unary("sigmoid", lambda x, y: y * (1 - y), c="1 / (1 + exp{f}(-{0}))", short="kit_ratio(1.0f, 1 + kit_exp(-{0}))")
 
 # Powers and roots
 
-_unary("sqrt", lambda x, y: 0.5 / y)
-_unary("rsqrt", lambda x, y: -0.5 * y * y * y)
+_unary("sqrt", lambda x, y: 0.5 / y, steps=True)
+_unary("rsqrt", lambda x, y: -0.5 * y * y * y, steps=True)
 
 
 def _power_by_exponent(a: Node, b: Node, y: Node) -> Node:
@@ -209,6 +210,7 @@ _binary(
     "pow",
     lambda a, b, y: _where(call("==", b, 0.0), 0.0, b * call("pow", a, b - 1)),
     _power_by_exponent,
+    steps=True,
 )
 _binary("hypot", lambda a, b, y: a / y, lambda a, b, y: b / y)
 
@@ -217,8 +219,8 @@ _binary("hypot", lambda a, b, y: a / y, lambda a, b, y: b / y)
 _unary("sin", lambda x, y: call("cos", x))
 _unary("cos", lambda x, y: -call("sin", x))
 _unary("tan", lambda x, y: 1 + y * y)
-_unary("asin", lambda x, y: call("rsqrt", 1 - x * x))
-_unary("acos", lambda x, y: -call("rsqrt", 1 - x * x))
+_unary("asin", lambda x, y: call("rsqrt", 1 - x * x), steps=True)
+_unary("acos", lambda x, y: -call("rsqrt", 1 - x * x), steps=True)
 _unary("atan", lambda x, y: 1 / (x * x + 1))
 
 
@@ -227,13 +229,13 @@ def _over_square(x: Node, a: Node, b: Node) -> Node:
     return _where(call("==", square, 0.0), 0.0, x / square)
 
 
-_binary("atan2", lambda a, b, y: _over_square(b, a, b), lambda a, b, y: _over_square(-a, a, b))
+_binary("atan2", lambda a, b, y: _over_square(b, a, b), lambda a, b, y: _over_square(-a, a, b), steps=True)
 _unary("sinh", lambda x, y: call("cosh", x))
 _unary("cosh", lambda x, y: call("sinh", x))
 _unary("tanh", lambda x, y: 1 - y * y)
 _unary("asinh", lambda x, y: call("rsqrt", x * x + 1))
-_unary("acosh", lambda x, y: call("rsqrt", x * x - 1))
-_unary("atanh", lambda x, y: 1 / (1 - x * x))
+_unary("acosh", lambda x, y: call("rsqrt", x * x - 1), steps=True)
+_unary("atanh", lambda x, y: 1 / (1 - x * x), steps=True)
 
 # The normal distribution's
 
@@ -249,7 +251,7 @@ _step("round", c="rint{f}({0})")  # halves to even, as torch's and Python's
 _step("sign", c="kit_sign({0})")
 _unary("abs", lambda x, y: call("sign", x), c="fabs{f}({0})")
 _binary("fmod", lambda a, b, y: 1.0, lambda a, b, y: -call("trunc", a / b), steps=True)
-_binary("copysign", lambda a, b, y: _where(call("==", a, 0.0), 0.0, y / a), lambda a, b, y: 0.0)
+_binary("copysign", lambda a, b, y: _where(call("==", a, 0.0), 0.0, y / a), lambda a, b, y: 0.0, steps=True)
 
 # Choices. Where two arguments tie, min and max share the gradient, as torch's do. NaN goes through min, max, clamp and
 # relu; fmin and fmax prefer the other argument.

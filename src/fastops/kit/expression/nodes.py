@@ -24,11 +24,11 @@ class Function:
         torch, c: the spelling in each language, with ``{0}`` for the first argument; in C also ``{f}`` for the ``f``
             that ends the names of the C library's functions of floats.
         short: the spelling in CUDA where the result is rounded to a half type; the usual one if empty.
-        careful: the same where a step may lie behind the value, as a comparison or ``floor``; ``short`` if empty.
+        careful: the same where a step may lie behind the value, as a comparison or ``sqrt``'s edge; ``short`` if empty.
         tangent: ``tangent(out, arguments, tangents)``, the directional derivative of ``out``.
         truth: whether the result is a truth value.
         conditions: the arguments that are truth values.
-        steps: whether a small change of an argument may change the value by much.
+        steps: whether a small change of an argument may change the value by much, or make it NaN.
     """
 
     name: str
