@@ -8,9 +8,7 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-constexpr int kThreads = 512;          // a multiprocessor's: with 128 registers each, no more fit
-constexpr int kLaneThreads = 128;      // a block's whose teams are lanes of a warp
-constexpr int64_t kShared = 48 << 10;  // for the column sums of a block's teams
+constexpr int kThreads = 512;  // a multiprocessor's: with 128 registers each, no more fit
 
 // Lanes: those of a row; 0: `warps` warps.
 template <Norm N, class T, class P, int W, int Lanes, bool GradSum>
@@ -74,9 +72,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
     if constexpr (Lanes) {
       lane_sum<Lanes>(sums);
     } else {
-      team_sum(sums, warps, thread / kWarp, scratch[turn][which], [&] {
-        asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "r"(team) : "memory");
-      });
+      team_sum(sums, warps, thread / kWarp, scratch[turn][which], TeamBarrier{which, team});
       turn ^= 1;
     }
 #pragma unroll
@@ -235,8 +231,7 @@ Plan plan_of(const NormBackward& a) {
   const int64_t size = size_of(a.dtype), full = 16 / size;
   if (a.n % full != 0 && !(full == 8 && a.n % 4 == 0)) return {0, 0, 0};
   const int64_t each = kVectors * full;  // elements a thread
-  const int64_t part = a.sums() * a.n * size_of(accumulate_type(a.dtype));
-  auto teams = [&](int64_t most) { return static_cast<int>(std::clamp<int64_t>(kShared / part, 1, most)); };
+  auto teams = [&](int64_t most) { return static_cast<int>(std::clamp<int64_t>(kShared / part_bytes(a), 1, most)); };
   if (a.n % full == 0)
     for (int lanes : {8, 16})
       if (a.n <= lanes * each) return {lanes, 1, kLaneThreads / lanes};
@@ -262,12 +257,9 @@ int launch(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
   const Backward<T, P> a(args);
   const int threads = plan.lanes ? kLaneThreads : plan.teams * plan.warps * kWarp;
   const auto blocks = static_cast<unsigned>(args.chunks);
-  const size_t shared = (args.partial || args.gather == Gather::whole) && plan.teams > 1
-                            ? plan.teams * kSums<N> * a.n * sizeof(accumulate_t<T>)
-                            : 0;
   return dispatch_bool(args.grad_sum != nullptr, [&](auto grad_sum) -> int {
     return launch_kernel(&backward_kernel<N, T, P, W, Lanes, decltype(grad_sum)::value>,
-                         launch_config(blocks, threads, stream, shared), a, plan.warps);
+                         launch_config(blocks, threads, stream, parts_bytes(args, plan.teams)), a, plan.warps);
   });
 }
 

@@ -131,6 +131,22 @@ __device__ inline void store_parameter_grad(const Backward<T, P>& a, int which, 
     device::store<true, W>(static_cast<T*>(a.parameter_grads[which]) + at, W, values);
 }
 
+constexpr int kLaneThreads = 128;      // a block's whose teams are lanes of a warp
+constexpr int64_t kShared = 40 << 10;  // for the column sums of a block's teams; the rest of 48 KB is the row sums'
+
+// Of one team's column sums, [sums·n], and of all that a block adds up in shared memory.
+inline int64_t part_bytes(const NormBackward& a) { return a.sums() * a.n * size_of(accumulate_type(a.dtype)); }
+inline size_t parts_bytes(const NormBackward& a, int teams) {
+  const bool asked_for = a.partial || a.gather == Gather::whole;
+  return asked_for && teams > 1 ? teams * part_bytes(a) : 0;
+}
+
+// Where the warps of one of a block's teams meet.
+struct TeamBarrier {
+  int which, threads;
+  __device__ void operator()() const { asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "r"(threads) : "memory"); }
+};
+
 // Adds the column sums of a block's teams, [parts][sums·n], in their order.
 template <class T, class P, class A>
 __device__ inline void add_parts(const Backward<T, P>& a, const A* parts, int count, int64_t columns, A* result) {

@@ -9,9 +9,7 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-constexpr int kLaneThreads = 128;      // a block's whose teams are lanes of a warp
-constexpr int kMostWarps = 16;         // of a row, and of a block
-constexpr int64_t kShared = 40 << 10;  // for the column sums of a block's teams; the rest of 48 KB is the row sums'
+constexpr int kMostWarps = 16;  // of a row, and of a block
 
 // A thread's words of a row: few where lanes of a warp have it, else as many as the registers hold beside the sums.
 constexpr int kFewWords = 4;
@@ -157,9 +155,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kMostWarps * kWarp,
     if constexpr (Lanes) {
       lane_sum<Lanes>(sums);
     } else {
-      team_sum(sums, warps, warp, scratch[turn][which], [&] {
-        asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "r"(team) : "memory");
-      });
+      team_sum(sums, warps, warp, scratch[turn][which], TeamBarrier{which, team});
       turn ^= 1;
     }
 #pragma unroll
@@ -219,10 +215,9 @@ Plan plan_of(const NormBackward& a) {
     if (words <= lanes * kFewWords)
       return {lanes, 1, kLaneThreads / lanes, resident_threads(lanes, size) / kLaneThreads};
   const int warps = static_cast<int>(ceil_div(words, kWarp * many_words(size)));
-  const int64_t part = a.sums() * a.n * size_of(accumulate_type(a.dtype));
   // Two blocks a multiprocessor where they have as many warps as one.
   const int64_t most = kMostWarps / 2 % warps == 0 ? kMostWarps / 2 / warps : kMostWarps / warps;
-  const int teams = static_cast<int>(std::clamp<int64_t>(kShared / part, 1, most));
+  const int teams = static_cast<int>(std::clamp<int64_t>(kShared / part_bytes(a), 1, most));
   return {0, warps, teams, resident_threads(0, size) / (teams * warps * kWarp)};
 }
 
@@ -231,13 +226,10 @@ int launch(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
   const Backward<T, P> a(args);
   const auto blocks = static_cast<unsigned>(args.chunks);
   const int words = static_cast<int>(words_of(args));
-  const size_t shared = (args.partial || args.gather == Gather::whole) && plan.teams > 1
-                            ? plan.teams * kSums<N> * a.n * sizeof(accumulate_t<T>)
-                            : 0;
   return dispatch_bool(args.grad_sum != nullptr, [&](auto grad_sum) -> int {
     return launch_kernel(&backward_ragged_kernel<N, T, P, Words, Checked, Lanes, decltype(grad_sum)::value>,
-                         launch_config(blocks, plan.threads(), stream, shared), a, plan.warps, words / plan.warps,
-                         words % plan.warps);
+                         launch_config(blocks, plan.threads(), stream, parts_bytes(args, plan.teams)), a, plan.warps,
+                         words / plan.warps, words % plan.warps);
   });
 }
 

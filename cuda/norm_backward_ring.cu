@@ -92,9 +92,7 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
     }
     // Once the sum is there, every thread has its part of the row in registers.
     if (cluster == 1) {
-      team_sum(sums, warps, thread / kWarp, scratch[turn][which], [&] {
-        asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "r"(team) : "memory");
-      });
+      team_sum(sums, warps, thread / kWarp, scratch[turn][which], TeamBarrier{which, team});
       if (warps == 1) __syncwarp();
     } else {
       // Every warp tells every block of the cluster, which saves the block's own sum. It has read its part by then.
