@@ -75,6 +75,9 @@ inline int multiprocessors() {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// So few elements that each is to have a thread: how long one thread takes is what counts then.
+inline bool few(int64_t elements) { return elements <= 4096; }
+
 inline bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 }  // namespace fastops

@@ -1,47 +1,154 @@
-// The pointwise cell of the LLTM, gates g0 (input), g1 (output), g2 (candidate):
+// The pointwise cell of the LLTM, gates g + b: g0 (input), g1 (output), g2 (candidate):
 //   new_cell = old_cell + elu(g2)·sigmoid(g0),   new_h = tanh(new_cell)·sigmoid(g1)
-#include "pointwise.cuh"
+#include "kernels/lltm.h"
+
+#include "column_walk.cuh"
+#include "dependent.cuh"
+#include "device/math.cuh"
+#include "device/vector.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-template <class T>
-struct LltmCell {
-  using A = accumulate_t<T>;
-  __device__ many<A, 2> operator()(A g0, A g1, A g2, A old_cell) const {
-    A new_cell = old_cell + device::elu(g2) * device::sigmoid_to<T>(g0);
-    return {{A(tanh(new_cell)) * device::sigmoid_to<T>(g1), new_cell}};
-  }
-};
+using device::accumulate_t;
 
-// Outputs d_g0, d_g1, d_g2, d_old_cell. new_cell is made again: cheaper than reading it.
-template <class T>
-struct LltmCellBackward {
+constexpr int kThreads = 256;
+
+// V elements of each third of a row of gates, or of their bias.
+template <int V, class T>
+__device__ void load_gates(const T* first, int64_t n, accumulate_t<T> (&gates)[3][V]) {
+#pragma unroll
+  for (int k = 0; k < 3; ++k) device::load<true, V>(first + k * n, V, gates[k]);
+}
+
+template <class T, int V>
+__global__ void __launch_bounds__(kThreads) cell_kernel(LltmCell a, int64_t groups) {
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
   using A = accumulate_t<T>;
-  __device__ many<A, 4> operator()(A grad_h, A grad_cell, A g0, A g1, A g2, A old_cell) const {
-    A in = device::sigmoid_to<T>(g0), out = device::sigmoid_to<T>(g1), candidate = device::elu(g2);
-    A t = tanh(old_cell + candidate * in);
-    A d_cell = grad_cell + grad_h * out * (1 - t * t);
-    A d_in = d_cell * candidate * in * (1 - in);
-    A d_out = grad_h * t * out * (1 - out);
-    A d_candidate = d_cell * in * (g2 > 0 ? A(1) : candidate + 1);  // elu' = elu + 1 below 0
-    return {{d_in, d_out, d_candidate, d_cell}};
+  const int64_t group = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (group >= groups) return;
+  const int64_t row = device::quotient(group, a.n / V), column = group * V - row * a.n, at = group * V;
+  A gates[3][V], bias[3][V], old_cell[V], new_h[V], new_cell[V];
+  load_gates<V>(static_cast<const T*>(a.gates) + row * 3 * a.n + column, a.n, gates);
+  load_gates<V>(static_cast<const T*>(a.bias) + column, a.n, bias);
+  device::load<true, V>(static_cast<const T*>(a.old_cell) + at, V, old_cell);
+#pragma unroll
+  for (int k = 0; k < V; ++k) {
+    const A in = device::sigmoid_to<T>(gates[0][k] + bias[0][k]), out = device::sigmoid_to<T>(gates[1][k] + bias[1][k]);
+    new_cell[k] = old_cell[k] + device::elu_to<T>(gates[2][k] + bias[2][k]) * in;
+    new_h[k] = device::tanh_to<T>(new_cell[k]).value * out;
   }
-};
+  device::store<true, V>(static_cast<T*>(a.new_h) + at, V, new_h);
+  device::store<true, V>(static_cast<T*>(a.new_cell) + at, V, new_cell);
+}
+
+// new_cell is made again: cheaper than reading it.
+template <class T, int V>
+__global__ void __launch_bounds__(kWalkThreads) cell_backward_kernel(LltmCellBackward a) {
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+  using A = accumulate_t<T>;
+  __shared__ A parts[kWalkThreads * V];
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x * V, column = first + threadIdx.x * V;
+  const bool inside = column < a.n;
+  A bias[3][V], sums[3][V] = {};
+  if (inside) load_gates<V>(static_cast<const T*>(a.bias) + column, a.n, bias);
+  const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
+  for (int64_t row = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y; inside && row < a.rows; row += step) {
+    const int64_t at = row * a.n + column, at_gates = row * 3 * a.n + column;
+    A gates[3][V], grad_h[V], grad_cell[V], old_cell[V];
+    load_gates<V>(static_cast<const T*>(a.gates) + at_gates, a.n, gates);
+    device::load<true, V>(static_cast<const T*>(a.grad_h) + at, V, grad_h);
+    device::load<true, V>(static_cast<const T*>(a.grad_cell) + at, V, grad_cell);
+    device::load<true, V>(static_cast<const T*>(a.old_cell) + at, V, old_cell);
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+      const A in = device::sigmoid_to<T>(gates[0][k] + bias[0][k]),
+              out = device::sigmoid_to<T>(gates[1][k] + bias[1][k]);
+      const A g2 = gates[2][k] + bias[2][k], candidate = device::elu_to<T>(g2);
+      const auto t = device::tanh_to<T>(old_cell[k] + candidate * in);
+      const A d_cell = grad_cell[k] + grad_h[k] * out * t.slope;
+      gates[0][k] = d_cell * candidate * in * (1 - in);
+      gates[1][k] = grad_h[k] * t.value * out * (1 - out);
+      gates[2][k] = d_cell * in * (g2 > 0 ? A(1) : candidate + 1);  // elu' = elu + 1 below 0
+      grad_cell[k] = d_cell;
+#pragma unroll
+      for (int gate = 0; gate < 3; ++gate) sums[gate][k] += gates[gate][k];
+    }
+#pragma unroll
+    for (int gate = 0; gate < 3; ++gate)
+      device::store<true, V>(static_cast<T*>(a.grad_gates) + at_gates + gate * a.n, V, gates[gate]);
+    device::store<true, V>(static_cast<T*>(a.grad_old_cell) + at, V, grad_cell);
+  }
+  if (!a.grad_bias) return;
+#pragma unroll
+  for (int gate = 0; gate < 3; ++gate)
+    add_up_rows<V>(sums[gate], parts, [&](int in_tile, A sum) {
+      if (first + in_tile >= a.n) return;
+      const int64_t j = gate * a.n + first + in_tile;
+      if (a.partial)
+        static_cast<A*>(a.partial)[blockIdx.y * 3 * a.n + j] = sum;
+      else
+        static_cast<T*>(a.grad_bias)[j] = device::narrow<T>(sum);
+    });
+}
+
+template <class T>
+bool in_vectors(const LltmCell& a) {
+  return !few(a.rows * a.n) && a.n % device::kVector<T> == 0 && aligned16(a.gates) && aligned16(a.bias) &&
+         aligned16(a.old_cell) && aligned16(a.new_h) && aligned16(a.new_cell);
+}
+
+// Half of what 16 bytes hold, of the half types, for there are three sums a column.
+template <class T>
+constexpr int kWalkVector = device::kVector<T> == 8 ? 4 : device::kVector<T>;
+
+template <class T>
+bool in_vectors(const LltmCellBackward& a) {
+  return !few(a.rows * a.n) && a.n % kWalkVector<T> == 0 && aligned16(a.grad_h) && aligned16(a.grad_cell) &&
+         aligned16(a.gates) && aligned16(a.bias) && aligned16(a.old_cell) && aligned16(a.grad_gates) &&
+         aligned16(a.grad_old_cell);
+}
+
+template <class T>
+Walk walk_of(const LltmCellBackward& a) {
+  return walk_columns(a.rows, a.n / (in_vectors<T>(a) ? kWalkVector<T> : 1));
+}
 
 }  // namespace
 
-int lltm_cell(DType dtype, const Pointwise& p, void* stream) {
-  return dispatch(dtype, [&](auto t) -> int {
+int lltm_cell(const LltmCell& a, void* stream_handle) {
+  auto stream = static_cast<cudaStream_t>(stream_handle);
+  return dispatch(a.dtype, [&](auto t) -> int {
     using T = typename decltype(t)::type;
-    return pointwise_of<T, 4, 2>(p, stream, LltmCell<T>{});
+    return dispatch_bool(in_vectors<T>(a), [&](auto vectors) -> int {
+      constexpr int V = vectors ? device::kVector<T> : 1;
+      const int64_t groups = a.rows * a.n / V;
+      const auto config = launch_config(static_cast<unsigned>(ceil_div(groups, kThreads)), kThreads, stream);
+      return launch_kernel(&cell_kernel<T, V>, config, a, groups);
+    });
   });
 }
 
-int lltm_cell_backward(DType dtype, const Pointwise& p, void* stream) {
-  return dispatch(dtype, [&](auto t) -> int {
+int64_t lltm_cell_backward_chunks(const LltmCellBackward& a) {
+  int64_t chunks = 0;
+  dispatch(a.dtype, [&](auto t) -> int {
+    chunks = walk_of<typename decltype(t)::type>(a).blocks.y;
+    return 0;
+  });
+  return chunks;
+}
+
+int lltm_cell_backward(const LltmCellBackward& a, void* stream_handle) {
+  auto stream = static_cast<cudaStream_t>(stream_handle);
+  return dispatch(a.dtype, [&](auto t) -> int {
     using T = typename decltype(t)::type;
-    return pointwise_of<T, 6, 4>(p, stream, LltmCellBackward<T>{});
+    const Walk walk = walk_of<T>(a);
+    const auto config = launch_config(walk.blocks, walk.threads, stream);
+    return dispatch_bool(in_vectors<T>(a), [&](auto vectors) -> int {
+      return launch_kernel(&cell_backward_kernel < T, vectors ? kWalkVector<T> : 1 >, config, a);
+    });
   });
 }
 

@@ -28,8 +28,6 @@ template <int Inputs, class F, class A, int V>
 __device__ inline auto apply(const F& f, const A (&in)[Inputs][V], int j) {
   if constexpr (Inputs == 1) return f(in[0][j]);
   if constexpr (Inputs == 2) return f(in[0][j], in[1][j]);
-  if constexpr (Inputs == 4) return f(in[0][j], in[1][j], in[2][j], in[3][j]);
-  if constexpr (Inputs == 6) return f(in[0][j], in[1][j], in[2][j], in[3][j], in[4][j], in[5][j]);
 }
 
 template <class T, int V, int Outputs, int Inputs, class F>
@@ -96,14 +94,11 @@ __global__ void __launch_bounds__(kThreads) pointwise_strided(const __grid_const
   pointwise_group<T, V, Outputs, Inputs>(data, f);
 }
 
-// So few elements that each is to have a thread: how long one thread takes is what counts then.
-inline bool few(const Pointwise& p) { return p.numel <= 4096; }
-
 template <class T, int Outputs, int Inputs, class F>
 int launch_contiguous(const Pointwise& p, const F& f, cudaStream_t stream) {
   constexpr int V = device::kVector<T>;
   Pointers<T, Outputs + Inputs> operands;
-  bool vectors = !few(p);
+  bool vectors = !few(p.numel);
   for (int k = 0; k < Outputs + Inputs; ++k) {
     operands.at[k] = static_cast<T*>(p.data[k]);
     vectors &= aligned16(p.data[k]);
@@ -143,7 +138,7 @@ int pointwise_of(const Pointwise& p, void* stream_handle, const F& f) {
   auto stream = static_cast<cudaStream_t>(stream_handle);
   constexpr int V = device::kVector<T>;
   if (p.is_contiguous()) return launch_contiguous<T, Outputs, Inputs>(p, f, stream);
-  if (!few(p) && vectorizes<T, Outputs + Inputs>(p)) return launch_strided<T, V, Outputs, Inputs>(p, f, stream);
+  if (!few(p.numel) && vectorizes<T, Outputs + Inputs>(p)) return launch_strided<T, V, Outputs, Inputs>(p, f, stream);
   return launch_strided<T, 1, Outputs, Inputs>(p, f, stream);
 }
 

@@ -67,7 +67,12 @@ def steps(n: int, like: Tensor) -> list[Step]:
         return grad + of_bias
 
     def cell(x: Tensor) -> Tensor:
-        return ops.lltm_cell(torch.cat([x, x, x], 1), x)[1]
+        return ops.lltm_cell(torch.cat([x, x, x], 1), torch.cat([bias, bias, bias]), x)[1]
+
+    def cell_backward(x: Tensor) -> Tensor:
+        gates, gate_bias = torch.cat([x, x, x], 1), torch.cat([bias, bias, bias])
+        of_gates, of_bias, grad = ops.lltm_cell_backward(x, x, gates, gate_bias, x, True)
+        return grad + (of_gates + of_bias)[:, : x.shape[1]]
 
     return [
         lambda x: ops.axpby(ops.square(ops.sigmoid(x)), x, -1.0, 1.0),
@@ -85,6 +90,7 @@ def steps(n: int, like: Tensor) -> list[Step]:
         mask,
         epilogue_backward,
         cell,
+        cell_backward,
     ]
 
 

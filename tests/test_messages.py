@@ -186,11 +186,15 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
         "[lltm] weights must have input's dtype torch.float32, got torch.float64",
     ),
     (
-        lambda: raw.lltm_cell(r(3, 10), r(3, 5)),
+        lambda: raw.lltm_cell(r(3, 10), r(10), r(3, 5)),
         "[lltm_cell] gates must have shape [batch, 3·state] for old_cell [batch, state], got [3, 10] for [3, 5]",
     ),
     (
-        lambda: raw.lltm_cell_backward(r(3, 4), r(3, 5), r(3, 15), r(3, 5)),
+        lambda: raw.lltm_cell(r(3, 15), r(5), r(3, 5)),
+        "[lltm_cell] bias must have shape [15], got [5]",
+    ),
+    (
+        lambda: raw.lltm_cell_backward(r(3, 4), r(3, 5), r(3, 15), r(15), r(3, 5), True),
         "[lltm_cell_backward] grad_h must have old_cell's shape [3, 5], got [3, 4]",
     ),
 ]

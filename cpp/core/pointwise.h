@@ -6,8 +6,8 @@
 
 namespace fastops {
 
-constexpr int kMaxDims = 16;      // after merging; tensors with more go through contiguous copies
-constexpr int kMaxOperands = 10;  // outputs, then inputs
+constexpr int kMaxDims = 16;     // after merging; tensors with more go through contiguous copies
+constexpr int kMaxOperands = 3;  // outputs, then inputs
 constexpr int kMaxScalars = 2;
 
 struct Pointwise {

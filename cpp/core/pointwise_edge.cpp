@@ -75,15 +75,6 @@ int merge_dims(const Operand* operands, int count, int64_t* merged, int64_t (*st
   return last + 1;
 }
 
-void run_pointwise(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype,
-                   const Operand* operands, int count, std::array<double, kMaxScalars> scalars) {
-  Pointwise p;
-  FASTOPS_CHECK(describe(operands, count, false, p), op, "at most ", kMaxDims,
-                " dimensions that do not merge are supported, got ", text_of(operands[0].sizes));
-  std::copy(scalars.begin(), scalars.end(), p.scalars);
-  if (p.numel > 0) launch(op, kernels, device_of, dtype, p);
-}
-
 void run_pointwise(const char* op, PointwiseKernels kernels, Tensors outputs, Tensors inputs,
                    std::array<double, kMaxScalars> scalars) {
   Operand operands[kMaxOperands];
@@ -109,7 +100,8 @@ void run_pointwise(const char* op, PointwiseKernels kernels, Tensors outputs, Te
     operands[k] = {written ? copies[k].mutable_data_ptr() : const_cast<void*>(copies[k].const_data_ptr()),
                    copies[k].sizes(), copies[k].strides()};
   }
-  run_pointwise(op, kernels, first, dtype, operands, count, scalars);
+  describe(operands, count, true, p);
+  if (p.numel > 0) launch(op, kernels, first, dtype, p);
   int k = 0;
   for (const Tensor& t : outputs) {
     call<Tensor>("aten::copy_", t, copies[k++], false);

@@ -25,13 +25,10 @@ using Tensors = std::initializer_list<std::reference_wrapper<const Tensor>>;  //
 void run_pointwise(const char* op, PointwiseKernels kernels, Tensors outputs, Tensors inputs,
                    std::array<double, kMaxScalars> scalars = {});
 
-// The same over memory that no tensor describes, such as a third of the columns of one; no operand need be dense.
 struct Operand {
   void* data;
   Shape sizes, strides;
 };
-void run_pointwise(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype,
-                   const Operand* operands, int count, std::array<double, kMaxScalars> scalars = {});
 
 // Orders the dimensions by the first operand's strides, fastest first, and merges neighbours that every operand walks as
 // one; the others broadcast to the first. How many remain, or -1 for more than kMaxDims.

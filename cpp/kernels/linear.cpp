@@ -141,8 +141,7 @@ __attribute__((noinline)) void backward_run(const T* grad, const T* saved, const
 // Sums of `wide` columns, held, to those of n: in the order of the elements, then halves of the rows onto each other.
 template <class T>
 void finish(accumulate_t<T>* sum, int64_t together, int64_t n, accumulate_t<T>* to, int64_t count) {
-  if constexpr (kAlternates<T>)
-    for (int64_t i = 0; i < count; i += kUnit<T>) store_pair(sum + i, from_lanes_of<T>(load_held<T>(sum + i, whole{})));
+  put_in_order<T>(sum, count);
   while (together > 1) {
     const int64_t half = together / 2, shift = (together - half) * n;
     for (int64_t i = 0; i < half * n; ++i) sum[i] += sum[i + shift];

@@ -23,7 +23,8 @@ struct LinearEpilogueBackward {
   const void* saved;  // relu, sigmoid: the output; gelu, silu: the GEMM's result; none: not read
   const void* bias;   // null: 0
   void* grad_input;
-  void* partial;  // [chunks, n] sums for bias; null: not asked for
+  void* grad_bias;  // null: not asked for
+  void* partial;    // [chunks, n] sums for grad_bias; null: not asked for, or, on CUDA, chunks is 1
   int64_t chunks;
 };
 

@@ -1,34 +1,157 @@
-// The pointwise cell of the LLTM, gates g0 (input), g1 (output), g2 (candidate):
+// The pointwise cell of the LLTM, gates g + b: g0 (input), g1 (output), g2 (candidate):
 //   new_cell = old_cell + elu(g2)·sigmoid(g0),   new_h = tanh(new_cell)·sigmoid(g1)
+#include "kernels/lltm.h"
+
 #include "kernels/math.h"
-#include "kernels/pointwise.h"
+#include "kernels/units.h"
 
 namespace fastops::FASTOPS_ISA {
+namespace {
 
-void lltm_cell(DType dtype, const Pointwise& p, int64_t begin, int64_t end) {
-  dispatch(dtype, [&](auto t) {
-    using T = typename decltype(t)::type;
-    pointwise_of<T, 4, 2>(p, begin, end, [](auto g0, auto g1, auto g2, auto old_cell) {
-      auto new_cell = old_cell + elu(g2) * sigmoid<T>(g0);
-      return many<decltype(g0), 2>{{tanh(new_cell) * sigmoid<T>(g1), new_cell}};
-    });
+template <class V>
+struct Cell {
+  V new_h, new_cell;
+};
+
+template <class T, class V>
+FASTOPS_INLINE Cell<V> cell_of(V g0, V g1, V g2, V old_cell) {
+  const V new_cell = old_cell + elu(g2) * sigmoid<T>(g0);
+  return {tanh(new_cell) * sigmoid<T>(g1), new_cell};
+}
+
+template <class V>
+struct Gradients {
+  V gates[3], old_cell;
+};
+
+// new_cell is made again: cheaper than reading it.
+template <class T, class V>
+FASTOPS_INLINE Gradients<V> gradients_of(V grad_h, V grad_cell, V g0, V g1, V g2, V old_cell) {
+  const V in = sigmoid<T>(g0), out = sigmoid<T>(g1), candidate = elu(g2);
+  const V t = tanh(old_cell + candidate * in);
+  const V d_cell = grad_cell + grad_h * out * (1 - t * t);
+  const V slope = select(g2 > 0, like(g2, 1), candidate + 1);  // elu' = elu + 1 below 0
+  return {{d_cell * candidate * in * (1 - in), grad_h * t * out * (1 - out), d_cell * in * slope}, d_cell};
+}
+
+// The gates of one row: three thirds of n elements.
+template <class T>
+struct Thirds {
+  const T *gates, *bias;
+  int64_t n;
+
+  template <class Part>
+  FASTOPS_INLINE unit_t<T> at(int k, int64_t i, Part part) const {
+    prefetch_ahead<kUnit<T>>(gates + k * n + i);
+    return load(gates + k * n + i, part) + load(bias + k * n + i, part);
+  }
+};
+
+template <class T>
+__attribute__((noinline)) void cell_run(Thirds<T> g, const T* old_cell, T* new_h, T* new_cell) {
+  for_units<T>(g.n, [&](int64_t i, auto part) {
+    prefetch_ahead<kUnit<T>>(old_cell + i);
+    prefetch_ahead<kUnit<T>>(new_h + i);
+    prefetch_ahead<kUnit<T>>(new_cell + i);
+    const auto g0 = g.at(0, i, part), g1 = g.at(1, i, part), g2 = g.at(2, i, part), old = load(old_cell + i, part);
+    if constexpr (sizeof(T) == 2) {
+      const auto a = cell_of<T>(g0.a, g1.a, g2.a, old.a), b = cell_of<T>(g0.b, g1.b, g2.b, old.b);
+      store(new_h + i, part, {a.new_h, b.new_h});
+      store(new_cell + i, part, {a.new_cell, b.new_cell});
+    } else {
+      const auto value = cell_of<T>(g0, g1, g2, old);
+      store(new_h + i, part, value.new_h);
+      store(new_cell + i, part, value.new_cell);
+    }
   });
 }
 
-// Outputs d_g0, d_g1, d_g2, d_old_cell. new_cell is made again: cheaper than reading it.
-void lltm_cell_backward(DType dtype, const Pointwise& p, int64_t begin, int64_t end) {
-  dispatch(dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    pointwise_of<T, 6, 4>(p, begin, end, [](auto grad_h, auto grad_cell, auto g0, auto g1, auto g2, auto old_cell) {
-      auto in = sigmoid<T>(g0), out = sigmoid<T>(g1), candidate = elu(g2);
-      auto t = tanh(old_cell + candidate * in);
-      auto d_cell = grad_cell + grad_h * out * (1 - t * t);
-      auto d_in = d_cell * candidate * in * (1 - in);
-      auto d_out = grad_h * t * out * (1 - out);
-      auto d_candidate = d_cell * in * select(g2 > 0, like(g2, 1), candidate + 1);  // elu' = elu + 1 below 0
-      return many<decltype(g0), 4>{{d_in, d_out, d_candidate, d_cell}};
-    });
+// Columns whose sums are held at a time.
+constexpr int64_t kHeld = 1024;
+
+template <class T>
+struct BackwardRow {
+  Thirds<T> gates;
+  const T *grad_h, *grad_cell, *old_cell;
+  T *grad_gates, *grad_old_cell;
+};
+
+// Columns [begin, end); `sums` has what is computed in, held, kHeld for each third; null: not asked for.
+template <class T>
+__attribute__((noinline)) void backward_run(BackwardRow<T> r, int64_t begin, int64_t end, accumulate_t<T>* sums) {
+  for_units<T>(end - begin, [&](int64_t at, auto part) {
+    const int64_t i = begin + at;
+    prefetch_ahead<kUnit<T>>(r.grad_h + i);
+    prefetch_ahead<kUnit<T>>(r.grad_cell + i);
+    prefetch_ahead<kUnit<T>>(r.old_cell + i);
+    prefetch_ahead<kUnit<T>>(r.grad_old_cell + i);
+    const auto g0 = r.gates.at(0, i, part), g1 = r.gates.at(1, i, part), g2 = r.gates.at(2, i, part);
+    const auto h = load(r.grad_h + i, part), c = load(r.grad_cell + i, part), old = load(r.old_cell + i, part);
+    unit_t<T> grads[3], grad_old;
+    if constexpr (sizeof(T) == 2) {
+      const auto a = gradients_of<T>(h.a, c.a, g0.a, g1.a, g2.a, old.a);
+      const auto b = gradients_of<T>(h.b, c.b, g0.b, g1.b, g2.b, old.b);
+      for (int k = 0; k < 3; ++k) grads[k] = {a.gates[k], b.gates[k]};
+      grad_old = {a.old_cell, b.old_cell};
+    } else {
+      const auto value = gradients_of<T>(h, c, g0, g1, g2, old);
+      for (int k = 0; k < 3; ++k) grads[k] = value.gates[k];
+      grad_old = value.old_cell;
+    }
+    store(r.grad_old_cell + i, part, grad_old);
+    for (int k = 0; k < 3; ++k) {
+      prefetch_ahead<kUnit<T>>(r.grad_gates + k * r.gates.n + i);
+      store(r.grad_gates + k * r.gates.n + i, part, grads[k]);
+      accumulate_t<T>* sum = sums + k * kHeld + at;
+      if (sums) hold_part<T>(sum, part, load_held<T>(sum, part) + grads[k]);
+    }
   });
+}
+
+template <class T>
+void backward_chunks(const LltmCellBackward& a, int64_t chunk_begin, int64_t chunk_end) {
+  using A = accumulate_t<T>;
+  alignas(64) A room[3 * kHeld];
+  A* sums = a.partial ? room : nullptr;
+  const int64_t width = 3 * a.n;
+  for (int64_t chunk = chunk_begin; chunk < chunk_end; ++chunk) {
+    const int64_t first = chunk * a.rows / a.chunks, last = (chunk + 1) * a.rows / a.chunks;
+    for (int64_t begin = 0; begin < a.n; begin += kHeld) {
+      const int64_t end = begin + kHeld < a.n ? begin + kHeld : a.n;
+      if (sums) __builtin_memset(sums, 0, sizeof(room));
+      for (int64_t row = first; row < last; ++row) {
+        const int64_t at = row * a.n;
+        backward_run<T>({{static_cast<const T*>(a.gates) + row * width, static_cast<const T*>(a.bias), a.n},
+                         static_cast<const T*>(a.grad_h) + at,
+                         static_cast<const T*>(a.grad_cell) + at,
+                         static_cast<const T*>(a.old_cell) + at,
+                         static_cast<T*>(a.grad_gates) + row * width,
+                         static_cast<T*>(a.grad_old_cell) + at},
+                        begin, end, sums);
+      }
+      for (int k = 0; sums && k < 3; ++k) {
+        A* to = static_cast<A*>(a.partial) + chunk * width + k * a.n + begin;
+        put_in_order<T>(sums + k * kHeld, end - begin);
+        __builtin_memcpy(to, sums + k * kHeld, (end - begin) * sizeof(A));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void lltm_cell(const LltmCell& a, int64_t row_begin, int64_t row_end) {
+  dispatch(a.dtype, [&](auto t) {
+    using T = typename decltype(t)::type;
+    for (int64_t row = row_begin; row < row_end; ++row)
+      cell_run<T>({static_cast<const T*>(a.gates) + row * 3 * a.n, static_cast<const T*>(a.bias), a.n},
+                  static_cast<const T*>(a.old_cell) + row * a.n, static_cast<T*>(a.new_h) + row * a.n,
+                  static_cast<T*>(a.new_cell) + row * a.n);
+  });
+}
+
+void lltm_cell_backward(const LltmCellBackward& a, int64_t chunk_begin, int64_t chunk_end) {
+  dispatch(a.dtype, [&](auto t) { backward_chunks<typename decltype(t)::type>(a, chunk_begin, chunk_end); });
 }
 
 }  // namespace fastops::FASTOPS_ISA

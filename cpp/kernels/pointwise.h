@@ -24,8 +24,6 @@ template <int Inputs, class F, class V>
 FASTOPS_INLINE auto apply(F& f, const V* in) {
   if constexpr (Inputs == 1) return f(in[0]);
   if constexpr (Inputs == 2) return f(in[0], in[1]);
-  if constexpr (Inputs == 4) return f(in[0], in[1], in[2], in[3]);
-  if constexpr (Inputs == 6) return f(in[0], in[1], in[2], in[3], in[4], in[5]);
 }
 
 template <class T, class V>

@@ -94,6 +94,14 @@ FASTOPS_INLINE void hold_part(accumulate_t<T>* p, Part part, unit_t<T> v) {
     store(p, part, v);
 }
 
+// What is held, in the order of the elements.
+template <class T>
+FASTOPS_INLINE void put_in_order(accumulate_t<T>* held, int64_t count) {
+  if constexpr (kAlternates<T>)
+    for (int64_t i = 0; i < count; i += kUnit<T>)
+      store_pair(held + i, from_lanes_of<T>(load_held<T>(held + i, whole{})));
+}
+
 // The same number in every lane.
 template <class T>
 FASTOPS_INLINE unit_t<T> every(accumulate_t<T> a) {

@@ -81,25 +81,24 @@ Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalT
   if (bias) bias = as_contiguous(*std::move(bias));
   a.bias = data_or_null(bias);
   a.grad_input = grad_input.mutable_data_ptr();
+  a.grad_bias = need_bias ? grad_bias.mutable_data_ptr() : nullptr;
   a.partial = nullptr;
   a.chunks = cpu_chunks(a.rows);
-  auto make_partial = [&] {
-    if (need_bias) a.partial = scratch.allocate(saved, stat, a.chunks * n);
-  };
+  auto make_partial = [&] { a.partial = scratch.allocate(saved, stat, a.chunks * n); };
   std::optional<cuda::Launch> launch;
   if (saved.is_cuda()) {
     launch.emplace(op, saved.get_device_index());
     a.chunks = linear_epilogue_backward_chunks_cuda[launch->group()](a);
-    make_partial();
+    if (need_bias && a.chunks > 1) make_partial();
     launch->check(linear_epilogue_backward_cuda[launch->group()](a, launch->stream()));
   } else {
-    make_partial();
+    if (need_bias) make_partial();
     const int64_t rows_each = (a.rows + a.chunks - 1) / a.chunks;
     LinearEpilogueBackwardCpu* kernel = linear_epilogue_backward_cpu[isa()];
     run_on_threads(a.chunks, rows_each * n * size_of(stat), [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
   }
-  if (need_bias) {
-    ColumnSum columns{stat, bias_dtype, a.partial, a.chunks, n, n, grad_bias.mutable_data_ptr()};
+  if (a.partial) {
+    ColumnSum columns{stat, bias_dtype, a.partial, a.chunks, n, n, a.grad_bias};
     sum_columns(launch, &columns, 1);
   }
   return {std::move(grad_input), std::move(grad_bias)};

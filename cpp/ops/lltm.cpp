@@ -1,72 +1,116 @@
 // lltm: the pointwise cell behind the GEMM of the gates
-#include "core/pointwise_edge.h"
+#include "core/rows_edge.h"
+#include "kernels/lltm.h"
 
 namespace fastops {
 
-FASTOPS_POINTWISE(lltm_cell);
-FASTOPS_POINTWISE(lltm_cell_backward);
+FASTOPS_CPU_KERNEL(lltm_cell, LltmCellCpu);
+FASTOPS_CPU_KERNEL(lltm_cell_backward, LltmCellBackwardCpu);
+FASTOPS_CUDA_KERNEL(lltm_cell, LltmCellCuda);
+FASTOPS_CUDA_KERNEL(lltm_cell_backward, LltmCellBackwardCuda);
+FASTOPS_CUDA_KERNEL(lltm_cell_backward_chunks, LltmCellChunksCuda);
 
 namespace ops {
 
 using Pair = std::tuple<Tensor, Tensor>;
+using Triple = std::tuple<Tensor, Tensor, Tensor>;
 
-// The k-th third of the columns of `gates`.
-static Operand third(const Tensor& gates, void* data, int k, Shape cell) {
-  const int64_t offset = k * cell[1] * gates.stride(1) * size_of(*dtype_of(gates));
-  return {static_cast<char*>(data) + offset, cell, gates.strides()};
-}
-
-static Operand read(const Tensor& t) { return {const_cast<void*>(t.const_data_ptr()), t.sizes(), t.strides()}; }
-static Operand write(const Tensor& t) { return {t.mutable_data_ptr(), t.sizes(), t.strides()}; }
-
-static void check(const char* op, const Tensor& gates, const Tensor& old_cell) {
+static void check(const char* op, const Tensor& gates, const Tensor& bias, const Tensor& old_cell) {
   check_same_kind(op, "old_cell", old_cell, "gates", gates);
   FASTOPS_CHECK(old_cell.dim() == 2 && gates.dim() == 2 && gates.size(0) == old_cell.size(0) &&
                     gates.size(1) == 3 * old_cell.size(1),
                 op, "gates must have shape [batch, 3·state] for old_cell [batch, state], got ", text_of(gates.sizes()),
                 " for ", text_of(old_cell.sizes()));
+  check_same_kind(op, "bias", bias, "gates", gates);
+  FASTOPS_CHECK(bias.dim() == 1 && bias.size(0) == gates.size(1), op, "bias must have shape [", gates.size(1),
+                "], got ", text_of(bias.sizes()));
 }
 
-Pair lltm_cell(const Tensor& gates, const Tensor& old_cell) {
-  if (!kernels_take(gates)) return call<Pair>("fastops::lltm_cell_reference", gates, old_cell);
-  check("lltm_cell", gates, old_cell);
+Pair lltm_cell(const Tensor& gates, const Tensor& bias, const Tensor& old_cell) {
+  if (!kernels_take(gates)) return call<Pair>("fastops::lltm_cell_reference", gates, bias, old_cell);
+  check("lltm_cell", gates, bias, old_cell);
   const DType dtype = *dtype_of(gates);
   Shape cell = old_cell.sizes();
   Tensor new_h = allocate(cell, gates, dtype), new_cell = allocate(cell, gates, dtype);
-  void* g = const_cast<void*>(gates.const_data_ptr());
-  const Operand operands[] = {
-      write(new_h),  write(new_cell), third(gates, g, 0, cell), third(gates, g, 1, cell), third(gates, g, 2, cell),
-      read(old_cell)};
-  run_pointwise("lltm_cell", lltm_cell_kernels, gates, dtype, operands, 6);
+  if (old_cell.numel() == 0) return {std::move(new_h), std::move(new_cell)};
+  const Tensor g = as_contiguous(gates), b = as_contiguous(bias), c = as_contiguous(old_cell);
+  const LltmCell a{dtype,
+                   cell[0],
+                   cell[1],
+                   g.const_data_ptr(),
+                   b.const_data_ptr(),
+                   c.const_data_ptr(),
+                   new_h.mutable_data_ptr(),
+                   new_cell.mutable_data_ptr()};
+  if (gates.is_cuda()) {
+    cuda::Launch launch("lltm_cell", gates.get_device_index());
+    launch.check(lltm_cell_cuda[launch.group()](a, launch.stream()));
+  } else {
+    LltmCellCpu* kernel = lltm_cell_cpu[isa()];
+    run_on_threads(a.rows, 4 * a.n * size_of(dtype), [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
+  }
   return {std::move(new_h), std::move(new_cell)};
 }
 
-Pair lltm_cell_backward(const Tensor& grad_h, const Tensor& grad_cell, const Tensor& gates, const Tensor& old_cell) {
+// The bias gradient is empty if not asked for.
+Triple lltm_cell_backward(const Tensor& grad_h, const Tensor& grad_cell, const Tensor& gates, const Tensor& bias,
+                          const Tensor& old_cell, bool need_bias) {
   if (!kernels_take(gates))
-    return call<Pair>("fastops::lltm_cell_backward_reference", grad_h, grad_cell, gates, old_cell);
-  check("lltm_cell_backward", gates, old_cell);
-  check_alike("lltm_cell_backward", "grad_h", grad_h, "old_cell", old_cell);
-  check_alike("lltm_cell_backward", "grad_cell", grad_cell, "old_cell", old_cell);
+    return call<Triple>("fastops::lltm_cell_backward_reference", grad_h, grad_cell, gates, bias, old_cell, need_bias);
+  const char* op = "lltm_cell_backward";
+  check(op, gates, bias, old_cell);
+  check_alike(op, "grad_h", grad_h, "old_cell", old_cell);
+  check_alike(op, "grad_cell", grad_cell, "old_cell", old_cell);
   const DType dtype = *dtype_of(gates);
   Shape cell = old_cell.sizes();
   Tensor grad_gates = allocate(gates.sizes(), gates, dtype), grad_old_cell = allocate(cell, gates, dtype);
-  void *g = const_cast<void*>(gates.const_data_ptr()), *d = grad_gates.mutable_data_ptr();
-  const Operand operands[] = {third(grad_gates, d, 0, cell),
-                              third(grad_gates, d, 1, cell),
-                              third(grad_gates, d, 2, cell),
-                              write(grad_old_cell),
-                              read(grad_h),
-                              read(grad_cell),
-                              third(gates, g, 0, cell),
-                              third(gates, g, 1, cell),
-                              third(gates, g, 2, cell),
-                              read(old_cell)};
-  run_pointwise("lltm_cell_backward", lltm_cell_backward_kernels, gates, dtype, operands, 10);
-  return {std::move(grad_gates), std::move(grad_old_cell)};
+  Tensor grad_bias = need_bias ? allocate(bias.sizes(), gates, dtype) : nothing(gates, dtype);
+  if (old_cell.numel() == 0) {
+    if (need_bias) fill_zero(grad_bias);
+    return {std::move(grad_gates), std::move(grad_bias), std::move(grad_old_cell)};
+  }
+  const Tensor h = as_contiguous(grad_h), c = as_contiguous(grad_cell), g = as_contiguous(gates),
+               b = as_contiguous(bias), old = as_contiguous(old_cell);
+  LltmCellBackward a{dtype,
+                     cell[0],
+                     cell[1],
+                     h.const_data_ptr(),
+                     c.const_data_ptr(),
+                     g.const_data_ptr(),
+                     b.const_data_ptr(),
+                     old.const_data_ptr(),
+                     grad_gates.mutable_data_ptr(),
+                     grad_old_cell.mutable_data_ptr(),
+                     need_bias ? grad_bias.mutable_data_ptr() : nullptr,
+                     nullptr,
+                     cpu_chunks(cell[0])};
+  const DType stat = accumulate_type(dtype);
+  const int64_t width = 3 * a.n;
+  Scratch scratch;
+  std::optional<cuda::Launch> launch;
+  if (gates.is_cuda()) {
+    launch.emplace(op, gates.get_device_index());
+    a.chunks = lltm_cell_backward_chunks_cuda[launch->group()](a);
+    if (need_bias && a.chunks > 1) a.partial = scratch.allocate(gates, stat, a.chunks * width);
+    launch->check(lltm_cell_backward_cuda[launch->group()](a, launch->stream()));
+  } else {
+    if (need_bias) a.partial = scratch.allocate(gates, stat, a.chunks * width);
+    const int64_t rows_each = (a.rows + a.chunks - 1) / a.chunks;
+    LltmCellBackwardCpu* kernel = lltm_cell_backward_cpu[isa()];
+    run_on_threads(a.chunks, rows_each * 4 * a.n * size_of(stat),
+                   [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
+  }
+  if (a.partial) {
+    ColumnSum columns{stat, dtype, a.partial, a.chunks, width, width, a.grad_bias};
+    sum_columns(launch, &columns, 1);
+  }
+  return {std::move(grad_gates), std::move(grad_bias), std::move(grad_old_cell)};
 }
 
-FASTOPS_OP("lltm_cell", "(Tensor gates, Tensor old_cell) -> (Tensor, Tensor)", lltm_cell);
-FASTOPS_OP("lltm_cell_backward", "(Tensor grad_h, Tensor grad_cell, Tensor gates, Tensor old_cell) -> (Tensor, Tensor)",
+FASTOPS_OP("lltm_cell", "(Tensor gates, Tensor bias, Tensor old_cell) -> (Tensor, Tensor)", lltm_cell);
+FASTOPS_OP("lltm_cell_backward",
+           "(Tensor grad_h, Tensor grad_cell, Tensor gates, Tensor bias, Tensor old_cell, bool need_bias) -> (Tensor, "
+           "Tensor, Tensor)",
            lltm_cell_backward);
 
 }  // namespace ops

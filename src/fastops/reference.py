@@ -115,5 +115,5 @@ def add_rms_norm(
 def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`fastops.lltm` in plain PyTorch."""
     input, weights, bias, old_h, old_cell = lower_precision(input, weights, bias, old_h, old_cell)  # type: ignore[assignment]
-    gates = F.linear(torch.cat([old_h, input], 1), weights, bias.reshape(-1))
-    return lltm_cell_reference(gates, old_cell)
+    gates = F.linear(torch.cat([old_h, input], 1), weights)
+    return lltm_cell_reference(gates, bias.reshape(-1), old_cell)

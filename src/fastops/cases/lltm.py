@@ -63,8 +63,9 @@ def problem(make: Make, rows: int, n: int) -> tuple[Any, ...]:
 
 
 def raw(make: Make, rows: int, n: int) -> list[RawCall]:
-    gates, cell = make(rows, 3 * n), make(rows, n)
+    gates, bias, cell = make(rows, 3 * n), make(3 * n), make(rows, n)
+    backward = (make(rows, n), make(rows, n), gates, bias, cell, True)
     return [
-        RawCall("lltm_cell", (gates, cell), row_outputs=(0, 1)),
-        RawCall("lltm_cell_backward", (make(rows, n), make(rows, n), gates, cell), row_outputs=(0, 1)),
+        RawCall("lltm_cell", (gates, bias, cell), row_outputs=(0, 1), shared=(1,)),
+        RawCall("lltm_cell_backward", backward, row_outputs=(0, 2), shared=(3,)),
     ]

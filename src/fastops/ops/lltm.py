@@ -14,15 +14,17 @@ from .._operator import Operator, wide
 Pair = tuple[Tensor, Tensor]
 
 
-def lltm_cell_reference(gates: Tensor, old_cell: Tensor) -> Pair:
-    g0, g1, g2 = wide(gates).chunk(3, dim=-1)
+def lltm_cell_reference(gates: Tensor, bias: Tensor, old_cell: Tensor) -> Pair:
+    g0, g1, g2 = (wide(gates) + bias).chunk(3, dim=-1)
     new_cell = wide(old_cell) + F.elu(g2) * torch.sigmoid(g0)
     new_h = torch.tanh(new_cell) * torch.sigmoid(g1)
     return new_h.to(gates.dtype), new_cell.to(gates.dtype)
 
 
-def lltm_cell_backward_reference(grad_h: Tensor, grad_cell: Tensor, gates: Tensor, old_cell: Tensor) -> Pair:
-    g0, g1, g2 = wide(gates).chunk(3, dim=-1)
+def lltm_cell_backward_reference(
+    grad_h: Tensor, grad_cell: Tensor, gates: Tensor, bias: Tensor, old_cell: Tensor, need_bias: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    g0, g1, g2 = (wide(gates) + bias).chunk(3, dim=-1)
     grad_h, grad_cell = wide(grad_h), wide(grad_cell)
     gate_in, gate_out, candidate = torch.sigmoid(g0), torch.sigmoid(g1), F.elu(g2)
     t = torch.tanh(wide(old_cell) + candidate * gate_in)
@@ -30,15 +32,23 @@ def lltm_cell_backward_reference(grad_h: Tensor, grad_cell: Tensor, gates: Tenso
     d_in = d_cell * candidate * gate_in * (1 - gate_in)
     d_out = grad_h * t * gate_out * (1 - gate_out)
     d_candidate = d_cell * gate_in * torch.where(g2 > 0, 1, candidate + 1)
-    return torch.cat([d_in, d_out, d_candidate], -1).to(gates.dtype), d_cell.to(gates.dtype)
+    d_gates = torch.cat([d_in, d_out, d_candidate], -1)
+    d_bias = d_gates.reshape(-1, d_gates.shape[-1]).sum(0) if need_bias else d_gates.new_empty(0)
+    return d_gates.to(gates.dtype), d_bias.to(gates.dtype), d_cell.to(gates.dtype)
 
 
-_backward_op = Operator(
-    "lltm_cell_backward",
-    lltm_cell_backward_reference,
-    lambda grad_h, grad_cell, gates, old_cell: (gates.new_empty(gates.shape), gates.new_empty(old_cell.shape)),
-    outputs=2,
-)
+def _fake(gates: Tensor, bias: Tensor, old_cell: Tensor) -> Pair:
+    return gates.new_empty(old_cell.shape), gates.new_empty(old_cell.shape)
+
+
+def _fake_backward(
+    grad_h: Tensor, grad_cell: Tensor, gates: Tensor, bias: Tensor, old_cell: Tensor, need_bias: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    grad_bias = gates.new_empty(bias.shape if need_bias else 0)
+    return gates.new_empty(gates.shape), grad_bias, gates.new_empty(old_cell.shape)
+
+
+_backward_op = Operator("lltm_cell_backward", lltm_cell_backward_reference, _fake_backward, outputs=3)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
@@ -46,17 +56,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
 
 
 def _backward(ctx: Any, grad_h: Tensor, grad_cell: Tensor) -> Any:
-    return _backward_op.call(grad_h, grad_cell, *ctx.saved_tensors)
+    need_bias = ctx.needs_input_grad[1]
+    grad_gates, grad_bias, grad_old_cell = _backward_op.call(grad_h, grad_cell, *ctx.saved_tensors, need_bias)
+    return grad_gates, grad_bias if need_bias else None, grad_old_cell
 
 
-_cell = Operator(
-    "lltm_cell",
-    lltm_cell_reference,
-    lambda gates, old_cell: (gates.new_empty(old_cell.shape), gates.new_empty(old_cell.shape)),
-    save=_save,
-    backward=_backward,
-    outputs=2,
-)
+_cell = Operator("lltm_cell", lltm_cell_reference, _fake, save=_save, backward=_backward, outputs=2)
 
 
 def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> Pair:
@@ -65,8 +70,8 @@ def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: 
     .. math:: X = [h, x], \quad (g_0, g_1, g_2) = X W^\top + b, \quad
               c' = c + \mathrm{elu}(g_2)\,\sigma(g_0), \quad h' = \tanh(c')\,\sigma(g_1)
 
-    torch multiplies the matrices; the cell is one kernel of ours forward and one backward, which makes the gates'
-    activations again from the product and keeps nothing else.
+    torch multiplies the matrices; bias and cell are one kernel of ours forward, and backward one that makes the gates'
+    activations again from the product, and keeps nothing else, and the bias gradient.
 
     Args:
         input: :math:`x`, ``[batch, features]``.
@@ -87,8 +92,8 @@ def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: 
     """
     input, weights, bias, old_h, old_cell = lower_precision(input, weights, bias, old_h, old_cell)  # type: ignore[assignment]
     _check(input, weights, bias, old_h, old_cell)
-    gates = F.linear(torch.cat([old_h, input], 1), weights, bias.reshape(-1))
-    return _cell.call(gates, old_cell)
+    gates = F.linear(torch.cat([old_h, input], 1), weights)
+    return _cell.call(gates, bias.reshape(-1), old_cell)
 
 
 def _check(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> None:

@@ -1,0 +1,44 @@
+#pragma once
+// Blocks whose threads keep their columns and walk down the rows: for gradients that are sums over the rows.
+#include "dispatch.cuh"
+
+namespace fastops::FASTOPS_ARCH {
+
+constexpr int kWalkThreads = 256;
+
+// blockIdx.x: a tile of columns, blockIdx.y: a chunk of rows; threadIdx.x: a group of columns, threadIdx.y: a row.
+struct Walk {
+  dim3 blocks, threads;
+};
+
+// By the sizes and the device alone. Where a block can take all rows it does, and its sums are whole.
+inline Walk walk_columns(int64_t rows, int64_t groups) {
+  constexpr int64_t kRowsAThread = 8, kMostBlocks = 16;  // blocks: a multiprocessor's
+  unsigned x = 1, y = 1;
+  while (y < 32 && y < rows) y *= 2;
+  const unsigned widest = rows > 32 ? 32 : kWalkThreads / y;
+  while (x < widest && x < groups) x *= 2;
+  y = kWalkThreads / x;
+  const int64_t tiles = ceil_div(groups, x);
+  const int64_t most = std::max<int64_t>(1, kMostBlocks * multiprocessors() / tiles);
+  const int64_t chunks = std::min({ceil_div(rows, y * kRowsAThread), most, int64_t{65535}});
+  return {dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(chunks)), dim3(x, y)};
+}
+
+// The sums over the block's rows, of what its threads have of V columns each: store(column in the tile, sum), once a column.
+// In the order of threadIdx.y. For all threads of the block; `parts` has room for V numbers of each.
+template <int V, class A, class Store>
+__device__ void add_up_rows(const A (&own)[V], A* parts, const Store& store) {
+  const int columns = blockDim.x * V;
+  __syncthreads();  // what lay there has been read
+#pragma unroll
+  for (int k = 0; k < V; ++k) parts[threadIdx.y * columns + threadIdx.x * V + k] = own[k];
+  __syncthreads();
+  for (int column = threadIdx.y * blockDim.x + threadIdx.x; column < columns; column += kWalkThreads) {
+    A sum = 0;
+    for (int y = 0; y < blockDim.y; ++y) sum += parts[y * columns + column];
+    store(column, sum);
+  }
+}
+
+}  // namespace fastops::FASTOPS_ARCH
