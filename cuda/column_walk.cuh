@@ -11,17 +11,18 @@ struct Walk {
   dim3 blocks, threads;
 };
 
-// By the sizes and the device alone. Where a block can take all rows it does, and its sums are whole.
+// By the sizes and the device alone. A thread takes eight rows, or fewer where multiprocessors would have no work. Up to 32
+// rows are one block's, whose sums are whole.
 inline Walk walk_columns(int64_t rows, int64_t groups) {
-  constexpr int64_t kRowsAThread = 8, kMostBlocks = 16;  // blocks: a multiprocessor's
   unsigned x = 1, y = 1;
   while (y < 32 && y < rows) y *= 2;
   const unsigned widest = rows > 32 ? 32 : kWalkThreads / y;
   while (x < widest && x < groups) x *= 2;
   y = kWalkThreads / x;
   const int64_t tiles = ceil_div(groups, x);
-  const int64_t most = std::max<int64_t>(1, kMostBlocks * multiprocessors() / tiles);
-  const int64_t chunks = std::min({ceil_div(rows, y * kRowsAThread), most, int64_t{65535}});
+  const auto chunks_of = [&](int64_t blocks) { return std::max<int64_t>(1, blocks * multiprocessors() / tiles); };
+  const int64_t least = std::min(ceil_div(rows, y), chunks_of(2)), most = std::min<int64_t>(chunks_of(16), 65535);
+  const int64_t chunks = std::min(std::max(ceil_div(rows, y * 8), least), most);
   return {dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(chunks)), dim3(x, y)};
 }
 

@@ -1,11 +1,10 @@
-// The pointwise cell of the LLTM, gates g + b: g0 (input), g1 (output), g2 (candidate):
-//   new_cell = old_cell + elu(g2)·sigmoid(g0),   new_h = tanh(new_cell)·sigmoid(g1)
-#include "kernels/lltm.h"
+// The pointwise cell of the LLTM behind the GEMM of its gates, to which the bias is yet to be added.
+#include "lltm.cuh"
 
 #include "column_walk.cuh"
 #include "dependent.cuh"
-#include "device/math.cuh"
 #include "device/vector.cuh"
+#include "kernels/lltm.h"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
@@ -35,15 +34,15 @@ __global__ void __launch_bounds__(kThreads) cell_kernel(LltmCell a, int64_t grou
   device::load<true, V>(static_cast<const T*>(a.old_cell) + at, V, old_cell);
 #pragma unroll
   for (int k = 0; k < V; ++k) {
-    const A in = device::sigmoid_to<T>(gates[0][k] + bias[0][k]), out = device::sigmoid_to<T>(gates[1][k] + bias[1][k]);
-    new_cell[k] = old_cell[k] + device::elu_to<T>(gates[2][k] + bias[2][k]) * in;
-    new_h[k] = device::tanh_to<T>(new_cell[k]).value * out;
+    const auto value =
+        cell_of<T>(gates[0][k] + bias[0][k], gates[1][k] + bias[1][k], gates[2][k] + bias[2][k], old_cell[k]);
+    new_h[k] = value.new_h;
+    new_cell[k] = value.new_cell;
   }
   device::store<true, V>(static_cast<T*>(a.new_h) + at, V, new_h);
   device::store<true, V>(static_cast<T*>(a.new_cell) + at, V, new_cell);
 }
 
-// new_cell is made again: cheaper than reading it.
 template <class T, int V>
 __global__ void __launch_bounds__(kWalkThreads) cell_backward_kernel(LltmCellBackward a) {
   wait_for_earlier_kernels();
@@ -64,17 +63,14 @@ __global__ void __launch_bounds__(kWalkThreads) cell_backward_kernel(LltmCellBac
     device::load<true, V>(static_cast<const T*>(a.old_cell) + at, V, old_cell);
 #pragma unroll
     for (int k = 0; k < V; ++k) {
-      const A in = device::sigmoid_to<T>(gates[0][k] + bias[0][k]),
-              out = device::sigmoid_to<T>(gates[1][k] + bias[1][k]);
-      const A g2 = gates[2][k] + bias[2][k], candidate = device::elu_to<T>(g2);
-      const auto t = device::tanh_to<T>(old_cell[k] + candidate * in);
-      const A d_cell = grad_cell[k] + grad_h[k] * out * t.slope;
-      gates[0][k] = d_cell * candidate * in * (1 - in);
-      gates[1][k] = grad_h[k] * t.value * out * (1 - out);
-      gates[2][k] = d_cell * in * (g2 > 0 ? A(1) : candidate + 1);  // elu' = elu + 1 below 0
-      grad_cell[k] = d_cell;
+      const auto d = cell_gradients_of<T>(grad_h[k], grad_cell[k], gates[0][k] + bias[0][k], gates[1][k] + bias[1][k],
+                                          gates[2][k] + bias[2][k], old_cell[k]);
+      grad_cell[k] = d.old_cell;
 #pragma unroll
-      for (int gate = 0; gate < 3; ++gate) sums[gate][k] += gates[gate][k];
+      for (int gate = 0; gate < 3; ++gate) {
+        gates[gate][k] = d.gates[gate];
+        sums[gate][k] += d.gates[gate];
+      }
     }
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate)

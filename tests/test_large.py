@@ -127,7 +127,7 @@ def test_parameter_gradients_beyond(device: torch.device, large: Tensor) -> None
     torch.testing.assert_close(grad_bias, expected)
     for norm in NORMS:
         outputs = forward(norm, x[:1], *[torch.zeros_like(x[:1])] * norm.residual, parameter=f32)
-        statistics = [s.expand(len(grad)).contiguous() for s in outputs[1 + norm.residual :]]
+        statistics = [s.expand(len(grad), *s.shape[1:]).contiguous() for s in outputs[1 + norm.residual :]]
         grads = [grad] + [None] * norm.residual
         needs = (False, True, True)
         _, grad_weight, *biases = backward(norm, *grads, x, *statistics, parameter=f32, needs=needs)

@@ -191,7 +191,7 @@ CASES: tuple[Case, ...] = (
         samples=tuple(lltm.samples()),
         raw=lltm.raw,
         problem=lltm.problem,
-        bounds=bounds(f16=(4, 8, 0.51), bf16=(4, 8, 0.51), f32=(24, 48, 20), f64=(30, 80, 10)),
+        bounds=bounds(f16=(4, 8, 20), bf16=(4, 8, 20), f32=(24, 48, 20), f64=(30, 80, 20)),
         formula="(h', c') from cat(h, x)·Wᵀ + b",
         gradient="one pointwise kernel, GEMMs by torch",
         rounds_between=True,

@@ -51,10 +51,13 @@ def samples() -> Iterator[Sample]:
     yield sample("no_features", 3, 0, 5)
     yield sample("no_state", 3, 4, 0)
     yield sample("one_row", 1, 32, 128)
+    for batch in (8, 9, 32, 33):
+        yield sample(f"rows{batch}", batch, 40, 70)
     yield sample("vectors", 67, 3, 72)
     yield sample("rows4099", 4099, 3, 17, large=True)
     for layout in LAYOUTS:
         yield sample(layout.__name__, 37, 9, 33, layout=layout)
+        yield sample(f"{layout.__name__}_few", 19, 9, 33, layout=layout)
 
 
 def problem(make: Make, rows: int, n: int) -> tuple[Any, ...]:
@@ -65,7 +68,13 @@ def problem(make: Make, rows: int, n: int) -> tuple[Any, ...]:
 def raw(make: Make, rows: int, n: int) -> list[RawCall]:
     gates, bias, cell = make(rows, 3 * n), make(3 * n), make(rows, n)
     backward = (make(rows, n), make(rows, n), gates, bias, cell, True)
-    return [
+    calls = [
         RawCall("lltm_cell", (gates, bias, cell), row_outputs=(0, 1), shared=(1,)),
         RawCall("lltm_cell_backward", backward, row_outputs=(0, 2), shared=(3,)),
     ]
+    if rows <= 32 and n <= 256:
+        own = make.device.type == "cuda"  # elsewhere a GEMM of torch's, of which a row is no promise
+        step = RawCall("lltm_few", problem(make, rows, n), row_outputs=(0, 1, 2) if own else (), shared=(1, 2))
+        of_step = (make(rows, n), make(rows, n), step()[2], *step.args)
+        calls += [step, RawCall("lltm_few_backward", of_step, row_outputs=(0, 3, 4) if own else (), shared=(4, 5))]
+    return calls

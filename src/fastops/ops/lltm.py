@@ -11,20 +11,21 @@ from torch import Tensor
 from .._autocast import lower_precision
 from .._operator import Operator, wide
 
+_compiling = torch.compiler.is_dynamo_compiling
+
 Pair = tuple[Tensor, Tensor]
+Triple = tuple[Tensor, Tensor, Tensor]
 
 
-def lltm_cell_reference(gates: Tensor, bias: Tensor, old_cell: Tensor) -> Pair:
-    g0, g1, g2 = (wide(gates) + bias).chunk(3, dim=-1)
+def _cell_of(gates: Tensor, old_cell: Tensor) -> Pair:
+    g0, g1, g2 = gates.chunk(3, dim=-1)
     new_cell = wide(old_cell) + F.elu(g2) * torch.sigmoid(g0)
-    new_h = torch.tanh(new_cell) * torch.sigmoid(g1)
-    return new_h.to(gates.dtype), new_cell.to(gates.dtype)
+    return torch.tanh(new_cell) * torch.sigmoid(g1), new_cell
 
 
-def lltm_cell_backward_reference(
-    grad_h: Tensor, grad_cell: Tensor, gates: Tensor, bias: Tensor, old_cell: Tensor, need_bias: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    g0, g1, g2 = (wide(gates) + bias).chunk(3, dim=-1)
+def _cell_gradients(grad_h: Tensor, grad_cell: Tensor, gates: Tensor, old_cell: Tensor) -> Pair:
+    """For gates and old_cell."""
+    g0, g1, g2 = gates.chunk(3, dim=-1)
     grad_h, grad_cell = wide(grad_h), wide(grad_cell)
     gate_in, gate_out, candidate = torch.sigmoid(g0), torch.sigmoid(g1), F.elu(g2)
     t = torch.tanh(wide(old_cell) + candidate * gate_in)
@@ -32,7 +33,18 @@ def lltm_cell_backward_reference(
     d_in = d_cell * candidate * gate_in * (1 - gate_in)
     d_out = grad_h * t * gate_out * (1 - gate_out)
     d_candidate = d_cell * gate_in * torch.where(g2 > 0, 1, candidate + 1)
-    d_gates = torch.cat([d_in, d_out, d_candidate], -1)
+    return torch.cat([d_in, d_out, d_candidate], -1), d_cell
+
+
+def lltm_cell_reference(gates: Tensor, bias: Tensor, old_cell: Tensor) -> Pair:
+    new_h, new_cell = _cell_of(wide(gates) + bias, old_cell)
+    return new_h.to(gates.dtype), new_cell.to(gates.dtype)
+
+
+def lltm_cell_backward_reference(
+    grad_h: Tensor, grad_cell: Tensor, gates: Tensor, bias: Tensor, old_cell: Tensor, need_bias: bool
+) -> Triple:
+    d_gates, d_cell = _cell_gradients(grad_h, grad_cell, wide(gates) + bias, old_cell)
     d_bias = d_gates.reshape(-1, d_gates.shape[-1]).sum(0) if need_bias else d_gates.new_empty(0)
     return d_gates.to(gates.dtype), d_bias.to(gates.dtype), d_cell.to(gates.dtype)
 
@@ -43,7 +55,7 @@ def _fake(gates: Tensor, bias: Tensor, old_cell: Tensor) -> Pair:
 
 def _fake_backward(
     grad_h: Tensor, grad_cell: Tensor, gates: Tensor, bias: Tensor, old_cell: Tensor, need_bias: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Triple:
     grad_bias = gates.new_empty(bias.shape if need_bias else 0)
     return gates.new_empty(gates.shape), grad_bias, gates.new_empty(old_cell.shape)
 
@@ -64,6 +76,57 @@ def _backward(ctx: Any, grad_h: Tensor, grad_cell: Tensor) -> Any:
 _cell = Operator("lltm_cell", lltm_cell_reference, _fake, save=_save, backward=_backward, outputs=2)
 
 
+def lltm_few_reference(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> Triple:
+    """A whole step: ``lltm``'s results, and the gates in the dtype that is computed in."""
+    gates = F.linear(torch.cat([wide(old_h), wide(input)], 1), wide(weights), wide(bias))
+    new_h, new_cell = _cell_of(gates, old_cell)
+    return new_h.to(input.dtype), new_cell.to(input.dtype), gates
+
+
+def lltm_few_backward_reference(
+    grad_h: Tensor,
+    grad_cell: Tensor,
+    gates: Tensor,
+    input: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    old_h: Tensor,
+    old_cell: Tensor,
+) -> tuple[Tensor, ...]:
+    """Gradients for all that the step took. The gates are made again, so that this has a derivative by what made them."""
+    x = torch.cat([wide(old_h), wide(input)], 1)
+    d_gates, d_cell = _cell_gradients(grad_h, grad_cell, F.linear(x, wide(weights), wide(bias)), old_cell)
+    d_h, d_input = (d_gates @ wide(weights)).split([old_h.shape[1], input.shape[1]], 1)
+    found = d_input.contiguous(), d_gates.mT @ x, d_gates.sum(0), d_h.contiguous(), d_cell
+    return tuple(gradient.to(input.dtype) for gradient in found)
+
+
+def _fake_few(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> Triple:
+    gates = wide(input.new_empty(0)).new_empty(input.shape[0], weights.shape[0])
+    return input.new_empty(old_cell.shape), input.new_empty(old_cell.shape), gates
+
+
+def _fake_few_backward(grad_h: Tensor, grad_cell: Tensor, gates: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in inputs)
+
+
+_few_backward_op = Operator("lltm_few_backward", lltm_few_backward_reference, _fake_few_backward, outputs=5)
+
+
+def _save_few(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
+    ctx.save_for_backward(outputs[2], *inputs)
+
+
+def _backward_few(ctx: Any, grad_h: Tensor, grad_cell: Tensor) -> Any:
+    return _few_backward_op.call(grad_h, grad_cell, *ctx.saved_tensors)
+
+
+_few = Operator("lltm_few", lltm_few_reference, _fake_few, save=_save_few, backward=_backward_few, outputs=2)
+
+# Where one kernel for a whole step takes less than the GEMM, or than what surrounds it, alone.
+_FEW_ROWS, _FEW_WEIGHTS = 32, 2**18
+
+
 def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> Pair:
     r"""One step of the long long-term memory cell: an LSTM without forget gate, with an ELU.
 
@@ -71,7 +134,8 @@ def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: 
               c' = c + \mathrm{elu}(g_2)\,\sigma(g_0), \quad h' = \tanh(c')\,\sigma(g_1)
 
     torch multiplies the matrices; bias and cell are one kernel of ours forward, and backward one that makes the gates'
-    activations again from the product, and keeps nothing else, and the bias gradient.
+    activations again from the product, the only thing that is kept. Up to 32 rows with up to 262144 weights on CUDA are
+    one kernel, products included, and one backward.
 
     Args:
         input: :math:`x`, ``[batch, features]``.
@@ -92,6 +156,8 @@ def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: 
     """
     input, weights, bias, old_h, old_cell = lower_precision(input, weights, bias, old_h, old_cell)  # type: ignore[assignment]
     _check(input, weights, bias, old_h, old_cell)
+    if input.is_cuda and input.shape[0] <= _FEW_ROWS and weights.numel() <= _FEW_WEIGHTS and not _compiling():
+        return _few.call(input, weights, bias.reshape(-1), old_h, old_cell)
     gates = F.linear(torch.cat([old_h, input], 1), weights)
     return _cell.call(gates, bias.reshape(-1), old_cell)
 

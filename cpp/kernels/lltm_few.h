@@ -1,0 +1,30 @@
+#pragma once
+// Arguments of the CUDA kernels that are a whole step of the LLTM, products included, for few rows. All dense; weights is
+// [3·state, state + features], the first `state` of a row for old_h.
+#include "core/dtype.h"
+
+namespace fastops {
+
+constexpr int64_t kLltmFewRows = 32;
+
+struct LltmFew {
+  DType dtype;
+  int64_t batch, features, state;
+  const void *input, *weights, *bias, *old_h, *old_cell;
+  void *new_h, *new_cell;
+  void* gates;  // [batch, 3·state] in what is computed in, bias included
+};
+
+struct LltmFewBackward {
+  DType dtype;
+  int64_t batch, features, state;
+  const void *grad_h, *grad_cell;
+  const void* gates;
+  const void *input, *weights, *old_h, *old_cell;
+  void *grad_input, *grad_weights, *grad_bias, *grad_old_h, *grad_old_cell;
+};
+
+using LltmFewCuda = int(const LltmFew&, void* stream);
+using LltmFewBackwardCuda = int(const LltmFewBackward&, void* stream);
+
+}  // namespace fastops
