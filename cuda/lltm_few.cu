@@ -44,141 +44,169 @@ __device__ A sum_lanes(const A (&x)[N]) {
   }
 }
 
+// Every load of a warp is on its way before the first is waited for: rows that are not there are read as the last one.
+__device__ inline int64_t one_of(int64_t row, int64_t rows) { return row < rows ? row : rows - 1; }
+
 constexpr int kForwardWarps = 4;
 
-// A warp takes one column of the state: its three rows of weights, whose products with all rows' inputs the lanes share.
+// A block takes one column of the state: its three rows of weights, whose products with all rows' inputs the threads share.
 template <class T, int Rows>
 __global__ void __launch_bounds__(32 * kForwardWarps) few_kernel(LltmFew a) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
   using A = accumulate_t<T>;
-  const int lane = threadIdx.x % 32;
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kForwardWarps + threadIdx.x / 32;
-  if (column >= a.state) return;
-  const int64_t width = a.state + a.features;
+  __shared__ A parts[kForwardWarps][3][32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t column = blockIdx.x, width = a.state + a.features;
   const T* weights = static_cast<const T*>(a.weights) + column * width;
   A sums[3][Rows] = {};
-  for (int64_t k = lane; k < width; k += 32) {
+  constexpr int kAtOnce = Rows > 16 ? 1 : 2;  // as registers allow
+#pragma unroll kAtOnce
+  for (int64_t k = threadIdx.x; k < width; k += 32 * kForwardWarps) {
     const Column<T> x = column_of<T>(a, k);
-    A w[3];
+    A w[3], values[Rows];
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate) w[gate] = device::widen(weights[gate * a.state * width + k]);
 #pragma unroll
-    for (int row = 0; row < Rows; ++row) {
-      const A value = row < a.batch ? x.at(row) : A(0);
+    for (int row = 0; row < Rows; ++row) values[row] = x.at(one_of(row, a.batch));
 #pragma unroll
-      for (int gate = 0; gate < 3; ++gate) sums[gate][row] += w[gate] * value;
-    }
+    for (int row = 0; row < Rows; ++row)
+#pragma unroll
+      for (int gate = 0; gate < 3; ++gate) sums[gate][row] += w[gate] * values[row];
   }
-  const A products[3] = {sum_lanes(sums[0]), sum_lanes(sums[1]), sum_lanes(sums[2])};
+#pragma unroll
+  for (int gate = 0; gate < 3; ++gate) parts[warp][gate][lane] = sum_lanes(sums[gate]);
+  __syncthreads();
   constexpr int kLanes = 32 / Rows;  // that have the same row
-  const int64_t row = lane / kLanes;
-  if (lane % kLanes != 0 || row >= a.batch) return;
+  const int64_t row = lane / kLanes, at = row * a.state + column;
+  if (warp != 0 || lane % kLanes != 0 || row >= a.batch) return;
   A gates[3];
 #pragma unroll
   for (int gate = 0; gate < 3; ++gate) {
-    gates[gate] = products[gate] + A(device::widen(static_cast<const T*>(a.bias)[gate * a.state + column]));
+    gates[gate] = device::widen(static_cast<const T*>(a.bias)[gate * a.state + column]);
+#pragma unroll
+    for (int k = 0; k < kForwardWarps; ++k) gates[gate] += parts[k][gate][lane];
     static_cast<A*>(a.gates)[(row * 3 + gate) * a.state + column] = gates[gate];
   }
-  const int64_t at = row * a.state + column;
   const auto value = cell_of<T>(gates[0], gates[1], gates[2], A(device::widen(static_cast<const T*>(a.old_cell)[at])));
   static_cast<T*>(a.new_h)[at] = device::narrow<T>(value.new_h);
   static_cast<T*>(a.new_cell)[at] = device::narrow<T>(value.new_cell);
 }
 
+// 0 for a row or column that is not there.
 template <class T>
 __device__ CellGradients<accumulate_t<T>> gradients_at(const LltmFewBackward& a, int64_t row, int64_t column) {
   using A = accumulate_t<T>;
-  const A* gates = static_cast<const A*>(a.gates) + row * 3 * a.state + column;
-  auto read = [&](const void* from) { return A(device::widen(static_cast<const T*>(from)[row * a.state + column])); };
-  return cell_gradients_of<T>(read(a.grad_h), read(a.grad_cell), gates[0], gates[a.state], gates[2 * a.state],
-                              read(a.old_cell));
+  const int64_t r = one_of(row, a.batch), c = one_of(column, a.state);
+  const A* gates = static_cast<const A*>(a.gates) + r * 3 * a.state + c;
+  auto read = [&](const void* from) { return A(device::widen(static_cast<const T*>(from)[r * a.state + c])); };
+  const auto d = cell_gradients_of<T>(read(a.grad_h), read(a.grad_cell), gates[0], gates[a.state], gates[2 * a.state],
+                                      read(a.old_cell));
+  return row < a.batch && column < a.state ? d : CellGradients<A>{};
 }
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kGradientColumns = 64;  // of the state, whose gates' gradients lie in shared memory at a time
-constexpr int kWeightColumns = 4;     // of the state, whose weights a block takes
 
-// Columns [32·block, 32·block + 32) of the gradient of [old_h, input]: gradients of all gates times weights. A lane has a
-// column, a warp every kWarps-th gate.
+// The gradients of the gates of some columns of the state, in shared memory: [3·columns][kStride], a row of the batch each.
+// With 16 bytes between the gates, so that lanes that have one each read 16 bytes without a conflict.
+template <class T, int Rows>
+struct Gates {
+  using A = accumulate_t<T>;
+  static constexpr int kColumns = Rows * sizeof(A) <= 64 ? 128 : Rows * sizeof(A) <= 128 ? 64 : 32;
+  static constexpr int kStride = Rows + 16 / sizeof(A);
+  static constexpr int kNumbers = 3 * kColumns * kStride;
+};
+
+// x · y, over the rows.
+template <int Rows, class A>
+__device__ A dot(const A (&x)[Rows], const A* y) {
+  A sum = 0;
+#pragma unroll
+  for (int row = 0; row < Rows; ++row) sum += x[row] * y[row];
+  return sum;
+}
+
+// A warp has one column of the gradient of [old_h, input], gradients of all gates times weights, of which its lanes take a
+// part each.
 template <class T, int Rows>
 __device__ void input_gradient(const LltmFewBackward& a, int64_t block, accumulate_t<T>* shared) {
   using A = accumulate_t<T>;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t width = a.state + a.features, k = block * 32 + lane;
+  using G = Gates<T, Rows>;
+  constexpr int kEach = 3 * G::kColumns / 32;
+  const int lane = threadIdx.x % 32;
+  const int64_t width = a.state + a.features, k = block * kWarps + threadIdx.x / 32;
   A sums[Rows] = {};
-  for (int64_t first = 0; first < a.state; first += kGradientColumns) {
+  for (int64_t first = 0; first < a.state; first += G::kColumns) {
+    A weights[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int at = i * 32 + lane;
+      const int64_t gate_row = at / G::kColumns * a.state + one_of(first + at % G::kColumns, a.state);
+      weights[i] = device::widen(static_cast<const T*>(a.weights)[gate_row * width + one_of(k, width)]);
+    }
     __syncthreads();  // what lay there has been read
-    for (int i = threadIdx.x; i < kGradientColumns * Rows; i += kThreads) {
-      const int row = i % Rows, column = i / Rows;
-      CellGradients<A> d = {};
-      if (row < a.batch && first + column < a.state) d = gradients_at<T>(a, row, first + column);
-#pragma unroll
-      for (int gate = 0; gate < 3; ++gate) shared[(gate * kGradientColumns + column) * Rows + row] = d.gates[gate];
-    }
-    __syncthreads();
 #pragma unroll 4
-    for (int i = warp; i < 3 * kGradientColumns; i += kWarps) {
-      const int64_t column = first + i % kGradientColumns;
-      if (column >= a.state || k >= width) continue;
-      const int64_t gate_row = i / kGradientColumns * a.state + column;
-      const A weight = device::widen(static_cast<const T*>(a.weights)[gate_row * width + k]);
+    for (int i = threadIdx.x; i < G::kColumns * Rows; i += kThreads) {
+      const int row = i % Rows, column = i / Rows;
+      const auto d = gradients_at<T>(a, row, first + column);
 #pragma unroll
-      for (int row = 0; row < Rows; ++row) sums[row] += weight * shared[i * Rows + row];
+      for (int gate = 0; gate < 3; ++gate) shared[(gate * G::kColumns + column) * G::kStride + row] = d.gates[gate];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const A* gradients = shared + (i * 32 + lane) * G::kStride;
+#pragma unroll
+      for (int row = 0; row < Rows; ++row) sums[row] += weights[i] * gradients[row];
     }
   }
-  for (int half = kWarps / 2; half > 0; half /= 2) {
-    __syncthreads();
-    A* own = shared + (warp % half) * Rows * 32 + lane;
-    if (warp >= half && warp < 2 * half)
-      for (int row = 0; row < Rows; ++row) own[row * 32] = sums[row];
-    __syncthreads();
-    if (warp < half)
-      for (int row = 0; row < Rows; ++row) sums[row] += own[row * 32];
-  }
-  if (warp != 0 || k >= width) return;
-  T* to = k < a.state ? static_cast<T*>(a.grad_old_h) + k : static_cast<T*>(a.grad_input) + (k - a.state);
-  const int64_t stride = k < a.state ? a.state : a.features;
-#pragma unroll
-  for (int row = 0; row < Rows; ++row)
-    if (row < a.batch) to[row * stride] = device::narrow<T>(sums[row]);
+  const A sum = sum_lanes(sums);
+  constexpr int kLanes = 32 / Rows;
+  const int64_t row = lane / kLanes;
+  if (k >= width || lane % kLanes != 0 || row >= a.batch) return;
+  if (k < a.state)
+    static_cast<T*>(a.grad_old_h)[row * a.state + k] = device::narrow<T>(sum);
+  else
+    static_cast<T*>(a.grad_input)[row * a.features + k - a.state] = device::narrow<T>(sum);
 }
 
-// The gradients of the weights and biases of kWeightColumns columns of the state, and of old_cell there.
+constexpr int kWeightColumns = 4;  // of the state, whose weights a block takes
+
+// The gradients of their weights and biases, and of old_cell there.
 template <class T, int Rows>
 __device__ void weight_gradient(const LltmFewBackward& a, int64_t block, accumulate_t<T>* shared) {
   using A = accumulate_t<T>;
-  constexpr int kGates = 3 * kWeightColumns;
+  constexpr int kGates = 3 * kWeightColumns, kStride = Gates<T, Rows>::kStride;
   const int64_t width = a.state + a.features, first = block * kWeightColumns;
-  auto gate_row = [&](int i) { return i / kWeightColumns * a.state + first + i % kWeightColumns; };
+  const auto gate_row = [&](int i) { return i / kWeightColumns * a.state + first + i % kWeightColumns; };
+  const auto inside = [&](int i) { return first + i % kWeightColumns < a.state; };
+  A values[Rows];
+  const auto read_inputs = [&](int64_t k) {
+    const Column<T> x = column_of<T>(a, one_of(k, width));
+#pragma unroll
+    for (int row = 0; row < Rows; ++row) values[row] = x.at(one_of(row, a.batch));
+  };
+  read_inputs(threadIdx.x);
   for (int i = threadIdx.x; i < kWeightColumns * Rows; i += kThreads) {
     const int row = i % Rows, column = i / Rows;
-    CellGradients<A> d = {};
-    if (row < a.batch && first + column < a.state) {
-      d = gradients_at<T>(a, row, first + column);
+    const auto d = gradients_at<T>(a, row, first + column);
+    if (row < a.batch && first + column < a.state)
       static_cast<T*>(a.grad_old_cell)[row * a.state + first + column] = device::narrow<T>(d.old_cell);
-    }
 #pragma unroll
-    for (int gate = 0; gate < 3; ++gate) shared[(gate * kWeightColumns + column) * Rows + row] = d.gates[gate];
+    for (int gate = 0; gate < 3; ++gate) shared[(gate * kWeightColumns + column) * kStride + row] = d.gates[gate];
   }
   __syncthreads();
-  const auto inside = [&](int i) { return first + i % kWeightColumns < a.state; };
   if (threadIdx.x < kGates && inside(threadIdx.x)) {
     A sum = 0;
-    for (int row = 0; row < Rows; ++row) sum += shared[threadIdx.x * Rows + row];
+    for (int row = 0; row < Rows; ++row) sum += shared[threadIdx.x * kStride + row];
     static_cast<T*>(a.grad_bias)[gate_row(threadIdx.x)] = device::narrow<T>(sum);
   }
   for (int64_t k = threadIdx.x; k < width; k += kThreads) {
-    const Column<T> x = column_of<T>(a, k);
-    A values[Rows];
 #pragma unroll
-    for (int row = 0; row < Rows; ++row) values[row] = row < a.batch ? x.at(row) : A(0);
-    for (int i = 0; i < kGates; ++i) {
-      A sum = 0;
-#pragma unroll
-      for (int row = 0; row < Rows; ++row) sum += shared[i * Rows + row] * values[row];
-      if (inside(i)) static_cast<T*>(a.grad_weights)[gate_row(i) * width + k] = device::narrow<T>(sum);
-    }
+    for (int i = 0; i < kGates; ++i)
+      if (inside(i))
+        static_cast<T*>(a.grad_weights)[gate_row(i) * width + k] = device::narrow<T>(dot(values, shared + i * kStride));
+    if (k + kThreads < width) read_inputs(k + kThreads);
   }
 }
 
@@ -186,8 +214,7 @@ template <class T, int Rows>
 __global__ void __launch_bounds__(kThreads) few_backward_kernel(LltmFewBackward a, int64_t input_blocks) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  __shared__ alignas(16) accumulate_t<T> shared[3 * kGradientColumns * Rows];
-  static_assert(kWarps / 2 * 32 <= 3 * kGradientColumns && kWeightColumns <= kGradientColumns);
+  __shared__ alignas(16) accumulate_t<T> shared[Gates<T, Rows>::kNumbers];
   if (blockIdx.x < input_blocks)
     input_gradient<T, Rows>(a, blockIdx.x, shared);
   else
@@ -209,8 +236,8 @@ int lltm_few(const LltmFew& a, void* stream_handle) {
   return dispatch(a.dtype, [&](auto t) -> int {
     using T = typename decltype(t)::type;
     return dispatch_rows(a.batch, [&](auto rows) -> int {
-      const auto blocks = static_cast<unsigned>(ceil_div(a.state, kForwardWarps));
-      return launch_kernel(&few_kernel<T, rows>, launch_config(blocks, 32 * kForwardWarps, stream), a);
+      const auto config = launch_config(static_cast<unsigned>(a.state), 32 * kForwardWarps, stream);
+      return launch_kernel(&few_kernel<T, rows>, config, a);
     });
   });
 }
@@ -220,7 +247,7 @@ int lltm_few_backward(const LltmFewBackward& a, void* stream_handle) {
   return dispatch(a.dtype, [&](auto t) -> int {
     using T = typename decltype(t)::type;
     return dispatch_rows(a.batch, [&](auto rows) -> int {
-      const int64_t input_blocks = ceil_div(a.state + a.features, 32);
+      const int64_t input_blocks = ceil_div(a.state + a.features, kWarps);
       const auto blocks = static_cast<unsigned>(input_blocks + ceil_div(a.state, kWeightColumns));
       return launch_kernel(&few_backward_kernel<T, rows>, launch_config(blocks, kThreads, stream), a, input_blocks);
     });
