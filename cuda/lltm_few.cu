@@ -147,7 +147,7 @@ __device__ void input_gradient(const LltmFewBackward& a, int64_t block, accumula
     __syncthreads();  // what lay there has been read
 #pragma unroll 4
     for (int i = threadIdx.x; i < G::kColumns * Rows; i += kThreads) {
-      const int row = i % Rows, column = i / Rows;
+      const int row = i / G::kColumns, column = i % G::kColumns;  // neighbours in memory
       const auto d = gradients_at<T>(a, row, first + column);
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate) shared[(gate * G::kColumns + column) * G::kStride + row] = d.gates[gate];

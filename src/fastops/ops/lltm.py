@@ -124,7 +124,7 @@ def _backward_few(ctx: Any, grad_h: Tensor, grad_cell: Tensor) -> Any:
 _few = Operator("lltm_few", lltm_few_reference, _fake_few, save=_save_few, backward=_backward_few, outputs=2)
 
 # Where one kernel for a whole step takes less than the GEMM, or than what surrounds it, alone.
-_FEW_ROWS, _FEW_WEIGHTS = 32, 2**18
+_FEW_ROWS, _FEW_WEIGHTS = 16, 2**18
 
 
 def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> Pair:
@@ -134,7 +134,7 @@ def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: 
               c' = c + \mathrm{elu}(g_2)\,\sigma(g_0), \quad h' = \tanh(c')\,\sigma(g_1)
 
     torch multiplies the matrices; bias and cell are one kernel of ours forward, and backward one that makes the gates'
-    activations again from the product, the only thing that is kept. Up to 32 rows with up to 262144 weights on CUDA are
+    activations again from the product, the only thing that is kept. Up to 16 rows with up to 262144 weights on CUDA are
     one kernel, products included, and one backward.
 
     Args:
