@@ -158,3 +158,15 @@ def test_no_tensor() -> None:
     ):
         with pytest.raises(TypeError, match=name):
             call()
+
+
+@pytest.mark.parametrize(("rows", "op"), [(16, "lltm_few"), (17, "lltm_cell")])
+def test_few_rows_of_lltm_are_one_kernel(cuda: torch.device, rows: int, op: str) -> None:
+    sizes = [(rows, 32), (384, 160), (384,), (rows, 128), (rows, 128)]
+    inputs = [torch.randn(size, device=cuda, requires_grad=True) for size in sizes]
+    with Recorder() as recorder:
+        fastops.lltm(*inputs)[0].sum().backward()
+    assert recorder.ops == [op, f"{op}_backward"]
+    compiled = torch.compile(fastops.lltm, fullgraph=True, backend="aot_eager")
+    for actual, expected in zip(compiled(*inputs), fastops.lltm(*inputs), strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
