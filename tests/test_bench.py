@@ -320,6 +320,16 @@ def test_table() -> None:
     )
 
 
+def test_table_names_peers_that_are_ahead() -> None:
+    ahead = content()
+    assert "a peer is ahead" not in report.text(ahead)
+    ahead["results"][1]["times_fastops"], ahead["results"][2]["times_fastops"] = 0.98, 0.9
+    lines = report.text(ahead).splitlines()
+    start = lines.index("Where a peer is ahead by more than 3%; its time over fastops'")
+    assert lines[start + 2].split() == ["layer_norm", "bf16", "cuda:0", "4096x256", "forward", "quack", "0.90x"]
+    assert not lines[start + 3]
+
+
 def test_table_names_what_is_not_as_it_should_be() -> None:
     broken = content(paths={"cuda:0": "reference"})
     for r in broken["results"]:

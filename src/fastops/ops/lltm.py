@@ -93,7 +93,7 @@ def lltm_few_backward_reference(
     old_h: Tensor,
     old_cell: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Gradients for all that the step took. The gates are made again, so that this has a derivative by what made them."""
+    """Gradients for all that the step took. It makes the gates again, to have a derivative by what they are made of."""
     x = torch.cat([wide(old_h), wide(input)], 1)
     d_gates, d_cell = _cell_gradients(grad_h, grad_cell, F.linear(x, wide(weights), wide(bias)), old_cell)
     d_h, d_input = (d_gates @ wide(weights)).split([old_h.shape[1], input.shape[1]], 1)
@@ -123,8 +123,8 @@ def _backward_few(ctx: Any, grad_h: Tensor, grad_cell: Tensor) -> Any:
 
 _few = Operator("lltm_few", lltm_few_reference, _fake_few, save=_save_few, backward=_backward_few, outputs=2)
 
-# Where one kernel for a whole step takes less than the GEMM, or than what surrounds it, alone.
-_FEW_ROWS, _FEW_WEIGHTS = 16, 2**18
+# Up to there one kernel for a step, and one for its backward, take less time than GEMMs with kernels around them.
+_FEW_ROWS, _FEW_WEIGHTS = 16, 2**17
 
 
 def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> Pair:
@@ -134,7 +134,7 @@ def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: 
               c' = c + \mathrm{elu}(g_2)\,\sigma(g_0), \quad h' = \tanh(c')\,\sigma(g_1)
 
     torch multiplies the matrices; bias and cell are one kernel of ours forward, and backward one that makes the gates'
-    activations again from the product, the only thing that is kept. Up to 16 rows with up to 262144 weights on CUDA are
+    activations again from the product, the only thing that is kept. Up to 16 rows with up to 131072 weights on CUDA are
     one kernel, products included, and one backward.
 
     Args:
