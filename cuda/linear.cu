@@ -168,7 +168,8 @@ int linear_epilogue_backward(const LinearEpilogueBackward& a, void* stream_handl
       return dispatch_activation(a.activation, [&](auto activation) -> int {
         constexpr Activation act = decltype(activation)::value;
         return dispatch_bool(in_vectors<T>(a), [&](auto vectors) -> int {
-          return launch_kernel(&epilogue_backward_kernel < T, P, vectors ? device::kVector<T> : 1, act >, config, a);
+          constexpr int V = vectors ? device::kVector<T> : 1;
+          return launch_kernel(&epilogue_backward_kernel<T, P, V, act>, config, a);
         });
       });
     });

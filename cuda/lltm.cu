@@ -143,7 +143,8 @@ int lltm_cell_backward(const LltmCellBackward& a, void* stream_handle) {
     const Walk walk = walk_of<T>(a);
     const auto config = launch_config(walk.blocks, walk.threads, stream);
     return dispatch_bool(in_vectors<T>(a), [&](auto vectors) -> int {
-      return launch_kernel(&cell_backward_kernel < T, vectors ? kWalkVector<T> : 1 >, config, a);
+      constexpr int V = vectors ? kWalkVector<T> : 1;
+      return launch_kernel(&cell_backward_kernel<T, V>, config, a);
     });
   });
 }

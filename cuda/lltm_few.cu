@@ -1,7 +1,7 @@
 // A step of the LLTM for few rows in one kernel, and its backward in another. There a GEMM, the concatenation before it and
 // the cell behind it each take as long as their launch.
 #include "dependent.cuh"
-#include "device/vector.cuh"
+#include "device/types.cuh"
 #include "kernels/lltm_few.h"
 #include "lltm.cuh"
 
@@ -60,8 +60,7 @@ __global__ void __launch_bounds__(32 * kForwardWarps) few_kernel(LltmFew a) {
   const int64_t column = blockIdx.x, width = a.state + a.features;
   const T* weights = static_cast<const T*>(a.weights) + column * width;
   A sums[3][Rows] = {};
-  constexpr int kAtOnce = Rows > 16 ? 1 : 2;  // as registers allow
-#pragma unroll kAtOnce
+#pragma unroll 2
   for (int64_t k = threadIdx.x; k < width; k += 32 * kForwardWarps) {
     const Column<T> x = column_of<T>(a, k);
     A w[3], values[Rows];
@@ -112,7 +111,7 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 template <class T, int Rows>
 struct Gates {
   using A = accumulate_t<T>;
-  static constexpr int kColumns = Rows * sizeof(A) <= 64 ? 128 : Rows * sizeof(A) <= 128 ? 64 : 32;
+  static constexpr int kColumns = Rows * sizeof(A) <= 64 ? 128 : 64;
   static constexpr int kStride = Rows + 16 / sizeof(A);
   static constexpr int kNumbers = 3 * kColumns * kStride;
 };
@@ -224,9 +223,8 @@ __global__ void __launch_bounds__(kThreads) few_backward_kernel(LltmFewBackward 
 template <class F>
 int dispatch_rows(int64_t rows, F f) {
   if (rows <= 8) return f(std::integral_constant<int, 8>{});
-  if (rows <= 16) return f(std::integral_constant<int, 16>{});
-  static_assert(kLltmFewRows == 32);
-  return f(std::integral_constant<int, 32>{});
+  static_assert(kLltmFewRows == 16);
+  return f(std::integral_constant<int, 16>{});
 }
 
 }  // namespace

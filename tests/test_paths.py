@@ -10,6 +10,7 @@ import torch
 from recorder import Recorder
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses import FakeTensorMode
 
 import fastops
 
@@ -170,3 +171,18 @@ def test_few_rows_of_lltm_are_one_kernel(cuda: torch.device, rows: int, op: str)
     compiled = torch.compile(fastops.lltm, fullgraph=True, backend="aot_eager")
     for actual, expected in zip(compiled(*inputs), fastops.lltm(*inputs), strict=True):
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_lltm_is_exported_for_any_batch(strict: bool) -> None:
+    class Step(torch.nn.Module):
+        def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+            return fastops.lltm(*inputs)
+
+    batch = torch.export.Dim("batch", min=2, max=4096)
+    rows = {0: batch}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        inputs = tuple(torch.empty(size, device="cuda") for size in [(8, 4), (15, 9), (15,), (8, 5), (8, 5)])
+        program = torch.export.export(Step(), inputs, dynamic_shapes=((rows, None, None, rows, rows),), strict=strict)
+    called = [str(node.target) for node in program.graph.nodes if "fastops" in str(node.target)]
+    assert called == ["fastops.lltm_cell.default"]

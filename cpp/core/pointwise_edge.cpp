@@ -28,14 +28,14 @@ int64_t numel_of(Shape sizes) {
   return numel;
 }
 
-// Fills in the index space; `dense`: the first operand is. False if more than kMaxDims dimensions remain.
-bool describe(const Operand* operands, int count, bool dense, Pointwise& p) {
+// Fills in the index space; the first operand is dense. False if more than kMaxDims dimensions remain.
+bool describe(const Operand* operands, int count, Pointwise& p) {
   p.operands = count;
   p.numel = numel_of(operands[0].sizes);
   for (int k = 0; k < count; ++k) p.data[k] = operands[k].data;
 
   // Operands of a dense one's very layout are one contiguous run each.
-  bool alike = dense;
+  bool alike = true;
   for (int k = 1; alike && k < count; ++k)
     alike = same_shape(operands[0].sizes, operands[k].sizes) && same_shape(operands[0].strides, operands[k].strides);
   if (!alike) {
@@ -77,6 +77,7 @@ int merge_dims(const Operand* operands, int count, int64_t* merged, int64_t (*st
 
 void run_pointwise(const char* op, PointwiseKernels kernels, Tensors outputs, Tensors inputs,
                    std::array<double, kMaxScalars> scalars) {
+  FASTOPS_CHECK(outputs.size() + inputs.size() <= kMaxOperands, op, "more operands than kMaxOperands");
   Operand operands[kMaxOperands];
   int count = 0;
   for (const Tensor& t : outputs) operands[count++] = {t.mutable_data_ptr(), t.sizes(), t.strides()};
@@ -85,7 +86,7 @@ void run_pointwise(const char* op, PointwiseKernels kernels, Tensors outputs, Te
   const DType dtype = *dtype_of(first);
   Pointwise p;
   std::copy(scalars.begin(), scalars.end(), p.scalars);
-  if (describe(operands, count, true, p)) {
+  if (describe(operands, count, p)) {
     if (p.numel > 0) launch(op, kernels, first, dtype, p);
     return;
   }
@@ -100,7 +101,7 @@ void run_pointwise(const char* op, PointwiseKernels kernels, Tensors outputs, Te
     operands[k] = {written ? copies[k].mutable_data_ptr() : const_cast<void*>(copies[k].const_data_ptr()),
                    copies[k].sizes(), copies[k].strides()};
   }
-  describe(operands, count, true, p);
+  describe(operands, count, p);
   if (p.numel > 0) launch(op, kernels, first, dtype, p);
   int k = 0;
   for (const Tensor& t : outputs) {

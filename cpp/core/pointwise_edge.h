@@ -25,6 +25,7 @@ using Tensors = std::initializer_list<std::reference_wrapper<const Tensor>>;  //
 void run_pointwise(const char* op, PointwiseKernels kernels, Tensors outputs, Tensors inputs,
                    std::array<double, kMaxScalars> scalars = {});
 
+// A tensor's memory, or memory that no tensor describes.
 struct Operand {
   void* data;
   Shape sizes, strides;

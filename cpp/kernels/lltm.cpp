@@ -102,8 +102,9 @@ __attribute__((noinline)) void backward_run(BackwardRow<T> r, int64_t begin, int
     for (int k = 0; k < 3; ++k) {
       prefetch_ahead<kUnit<T>>(r.grad_gates + k * r.gates.n + i);
       store(r.grad_gates + k * r.gates.n + i, part, grads[k]);
+      if (!sums) continue;
       accumulate_t<T>* sum = sums + k * kHeld + at;
-      if (sums) hold_part<T>(sum, part, load_held<T>(sum, part) + grads[k]);
+      hold_part<T>(sum, part, load_held<T>(sum, part) + grads[k]);
     }
   });
 }
@@ -118,7 +119,8 @@ void backward_chunks(const LltmCellBackward& a, int64_t chunk_begin, int64_t chu
     const int64_t first = chunk * a.rows / a.chunks, last = (chunk + 1) * a.rows / a.chunks;
     for (int64_t begin = 0; begin < a.n; begin += kHeld) {
       const int64_t end = begin + kHeld < a.n ? begin + kHeld : a.n;
-      if (sums) __builtin_memset(sums, 0, sizeof(room));
+      const int64_t held = (end - begin + kUnit<T> - 1) / kUnit<T> * kUnit<T>;
+      for (int k = 0; sums && k < 3; ++k) __builtin_memset(sums + k * kHeld, 0, held * sizeof(A));
       for (int64_t row = first; row < last; ++row) {
         const int64_t at = row * a.n;
         backward_run<T>({{static_cast<const T*>(a.gates) + row * width, static_cast<const T*>(a.bias), a.n},

@@ -5,7 +5,7 @@
 
 namespace fastops {
 
-constexpr int64_t kLltmFewRows = 32;
+constexpr int64_t kLltmFewRows = 16;
 
 struct LltmFew {
   DType dtype;

@@ -51,7 +51,7 @@ __all__ = [
 # Those of gradients are far above those of kernels where the inputs are hard: sigmoid's saved output next to 1, rows of
 # layer_norm with hardly any spread. Those of the norms' kernels in float64 come from a GPU, over 50021 rows of 7. GEMM
 # libraries add in orders of their own, so that linear and lltm are measured on several and have more room; their
-# kernels' own bounds do not. Kernels that return float32 beside half-precision inputs are counted in its ulps.
+# kernels' own bounds do not, though those of lltm add the bias to a product of several times its size. Kernels that return float32 beside half-precision inputs are counted in its ulps.
 CASES: tuple[Case, ...] = (
     Case(
         name="square",
@@ -191,9 +191,9 @@ CASES: tuple[Case, ...] = (
         samples=tuple(lltm.samples()),
         raw=lltm.raw,
         problem=lltm.problem,
-        bounds=bounds(f16=(4, 8, 20), bf16=(4, 8, 20), f32=(24, 48, 20), f64=(30, 80, 20)),
+        bounds=bounds(f16=(4, 8, 0.75), bf16=(4, 8, 0.6), f32=(24, 48, 32), f64=(30, 80, 32)),
         formula="(h', c') from cat(h, x)·Wᵀ + b",
-        gradient="one pointwise kernel, GEMMs by torch",
+        gradient="the cell's and the bias's in one kernel, GEMMs by torch; few rows: all in one",
         rounds_between=True,
     ),
 )

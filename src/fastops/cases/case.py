@@ -33,6 +33,7 @@ class RawCall:
     args: tuple[Any, ...]
     shared: tuple[int, ...] = ()
     row_outputs: tuple[int, ...] = (0,)
+    coarse: tuple[int, ...] = ()  # outputs of a finer dtype that are counted in the first argument's ulps
     args_of: Callable[[int, int], tuple[Any, ...]] | None = None  # of rows [begin, end), where slices are not they
 
     def __call__(self) -> tuple[Tensor, ...]:
@@ -42,10 +43,10 @@ class RawCall:
     @property
     def reference(self) -> RawCall:
         """The same call of the plain composition."""
-        return RawCall(f"{self.op}_reference", self.args, self.shared, self.row_outputs)
+        return RawCall(f"{self.op}_reference", self.args, self.shared, self.row_outputs, self.coarse)
 
     def with_args(self, args: tuple[Any, ...]) -> RawCall:
-        return RawCall(self.op, args, self.shared, self.row_outputs)
+        return RawCall(self.op, args, self.shared, self.row_outputs, self.coarse)
 
     def rows(self, begin: int, end: int) -> RawCall:
         """The same call with some of the rows alone."""

@@ -11,8 +11,6 @@ from torch import Tensor
 from .._autocast import lower_precision
 from .._operator import Operator, wide
 
-_compiling = torch.compiler.is_dynamo_compiling
-
 Pair = tuple[Tensor, Tensor]
 Triple = tuple[Tensor, Tensor, Tensor]
 
@@ -78,9 +76,14 @@ _cell = Operator("lltm_cell", lltm_cell_reference, _fake, save=_save, backward=_
 
 def lltm_few_reference(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> Triple:
     """A whole step: ``lltm``'s results, and the gates in the dtype that is computed in."""
-    gates = F.linear(torch.cat([wide(old_h), wide(input)], 1), wide(weights), wide(bias))
-    new_h, new_cell = _cell_of(gates, old_cell)
+    gates = _gates_of(input, weights, bias, old_h)
+    new_h, new_cell = _cell_of(gates, old_cell.contiguous())
     return new_h.to(input.dtype), new_cell.to(input.dtype), gates
+
+
+def _gates_of(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor) -> Tensor:
+    with torch.autocast(input.device.type, enabled=False):
+        return F.linear(torch.cat([wide(old_h), wide(input)], 1), wide(weights), wide(bias))
 
 
 def lltm_few_backward_reference(
@@ -94,11 +97,12 @@ def lltm_few_backward_reference(
     old_cell: Tensor,
 ) -> tuple[Tensor, ...]:
     """Gradients for all that the step took. It makes the gates again, to have a derivative by what they are made of."""
-    x = torch.cat([wide(old_h), wide(input)], 1)
-    d_gates, d_cell = _cell_gradients(grad_h, grad_cell, F.linear(x, wide(weights), wide(bias)), old_cell)
-    d_h, d_input = (d_gates @ wide(weights)).split([old_h.shape[1], input.shape[1]], 1)
-    found = d_input.contiguous(), d_gates.mT @ x, d_gates.sum(0), d_h.contiguous(), d_cell
-    return tuple(gradient.to(input.dtype) for gradient in found)
+    d_gates, d_cell = _cell_gradients(grad_h, grad_cell, _gates_of(input, weights, bias, old_h), old_cell.contiguous())
+    state = old_h.shape[1]
+    with torch.autocast(input.device.type, enabled=False):
+        d_h, d_input = d_gates @ wide(weights[:, :state]), d_gates @ wide(weights[:, state:])
+        d_weights = d_gates.mT @ torch.cat([wide(old_h), wide(input)], 1)
+    return tuple(d.to(input.dtype).contiguous() for d in (d_input, d_weights, d_gates.sum(0), d_h, d_cell))
 
 
 def _fake_few(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> Triple:
@@ -124,7 +128,18 @@ def _backward_few(ctx: Any, grad_h: Tensor, grad_cell: Tensor) -> Any:
 _few = Operator("lltm_few", lltm_few_reference, _fake_few, save=_save_few, backward=_backward_few, outputs=2)
 
 # Up to there one kernel for a step, and one for its backward, take less time than GEMMs with kernels around them.
-_FEW_ROWS, _FEW_WEIGHTS = 16, 2**17
+_FEW_ROWS, _FEW_WEIGHTS, _FEW_INPUTS = 16, 2**17, 1024
+
+
+def _takes_few(input: Tensor, weights: Tensor) -> bool:
+    # What compiles is not asked for its sizes, which it would then be compiled for.
+    return (
+        not torch.compiler.is_compiling()
+        and input.is_cuda
+        and input.shape[0] <= _FEW_ROWS
+        and weights.shape[1] <= _FEW_INPUTS
+        and weights.numel() <= _FEW_WEIGHTS
+    )
 
 
 def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> Pair:
@@ -134,8 +149,8 @@ def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: 
               c' = c + \mathrm{elu}(g_2)\,\sigma(g_0), \quad h' = \tanh(c')\,\sigma(g_1)
 
     torch multiplies the matrices; bias and cell are one kernel of ours forward, and backward one that makes the gates'
-    activations again from the product, the only thing that is kept. Up to 16 rows with up to 131072 weights on CUDA are
-    one kernel, products included, and one backward.
+    activations again from the product. On CUDA up to 16 rows, with up to 1024 inputs and 131072 weights, are one kernel,
+    products included, and one backward.
 
     Args:
         input: :math:`x`, ``[batch, features]``.
@@ -156,7 +171,7 @@ def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: 
     """
     input, weights, bias, old_h, old_cell = lower_precision(input, weights, bias, old_h, old_cell)  # type: ignore[assignment]
     _check(input, weights, bias, old_h, old_cell)
-    if input.is_cuda and input.shape[0] <= _FEW_ROWS and weights.numel() <= _FEW_WEIGHTS and not _compiling():
+    if _takes_few(input, weights):
         return _few.call(input, weights, bias.reshape(-1), old_h, old_cell)
     gates = F.linear(torch.cat([old_h, input], 1), weights)
     return _cell.call(gates, bias.reshape(-1), old_cell)

@@ -77,7 +77,7 @@ def kernels(t: Target) -> Iterator[Outcome]:
         for call in t.case.raw(t.make(), rows, columns):
             truth = call.reference.with_args(wide_copies(call.args))()
             for k, (out, expected) in enumerate(zip(call(), truth, strict=True)):
-                error = ulps(out, expected)
+                error = ulps(out, expected, dtype=call.args[0].dtype if k in call.coarse else None)
                 if not error <= worst:
                     worst, worst_at = error, f"output {k} of {call.op}, {rows} rows of {columns}"
     yield Outcome("kernels", worst <= limit, worst, limit, worst_at)
