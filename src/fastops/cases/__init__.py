@@ -50,8 +50,8 @@ __all__ = [
 # The bounds are the largest errors measured over all samples, ISA levels and paths, rounded up by a quarter to a half.
 # Those of gradients are far above those of kernels where the inputs are hard: sigmoid's saved output next to 1, rows of
 # layer_norm with hardly any spread. Those of the norms' kernels in float64 come from a GPU, over 50021 rows of 7. GEMM
-# libraries add in orders of their own, so that linear and lltm are measured on several and have more room; their
-# kernels' own bounds do not, though those of lltm add the bias to a product of several times its size. Kernels that return float32 beside half-precision inputs are counted in its ulps.
+# libraries add in orders of their own, so that linear and lltm are measured on several and have more room; linear's
+# kernels' own bounds do not. Kernels that return float32 beside half-precision inputs are counted in its ulps.
 CASES: tuple[Case, ...] = (
     Case(
         name="square",

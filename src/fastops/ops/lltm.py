@@ -149,8 +149,8 @@ def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: 
               c' = c + \mathrm{elu}(g_2)\,\sigma(g_0), \quad h' = \tanh(c')\,\sigma(g_1)
 
     torch multiplies the matrices; bias and cell are one kernel of ours forward, and backward one that makes the gates'
-    activations again from the product. On CUDA up to 16 rows, with up to 1024 inputs and 131072 weights, are one kernel,
-    products included, and one backward.
+    activations again from the product. On CUDA a batch of up to 16 is one kernel, products included, and one backward,
+    where features and state together are up to 1024 and weights up to 131072.
 
     Args:
         input: :math:`x`, ``[batch, features]``.
