@@ -42,4 +42,13 @@ __device__ void add_up_rows(const A (&own)[V], A* parts, const Store& store) {
   }
 }
 
+// A sum over the block's rows: into partial[at], or, where there are no partial sums for it has all rows, into result[j].
+template <class P, class A>
+__device__ inline void store_sum(void* partial, int64_t at, void* result, int64_t j, A sum) {
+  if (partial)
+    static_cast<A*>(partial)[at] = sum;
+  else
+    static_cast<P*>(result)[j] = device::narrow<P>(static_cast<device::accumulate_t<P>>(sum));
+}
+
 }  // namespace fastops::FASTOPS_ARCH

@@ -102,11 +102,7 @@ __global__ void __launch_bounds__(kWalkThreads) epilogue_backward_kernel(LinearE
   if (!a.grad_bias) return;
   add_up_rows<V>(sum, parts, [&](int in_tile, A total) {
     const int64_t j = first + in_tile;
-    if (j >= a.n) return;
-    if (a.partial)
-      static_cast<A*>(a.partial)[blockIdx.y * a.n + j] = total;
-    else
-      static_cast<P*>(a.grad_bias)[j] = device::narrow<P>(static_cast<accumulate_t<P>>(total));
+    if (j < a.n) store_sum<P>(a.partial, blockIdx.y * a.n + j, a.grad_bias, j, total);
   });
 }
 

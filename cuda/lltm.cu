@@ -83,10 +83,7 @@ __global__ void __launch_bounds__(kWalkThreads) cell_backward_kernel(LltmCellBac
     add_up_rows<V>(sums[gate], parts, [&](int in_tile, A sum) {
       if (first + in_tile >= a.n) return;
       const int64_t j = gate * a.n + first + in_tile;
-      if (a.partial)
-        static_cast<A*>(a.partial)[blockIdx.y * 3 * a.n + j] = sum;
-      else
-        static_cast<T*>(a.grad_bias)[j] = device::narrow<T>(sum);
+      store_sum<T>(a.partial, blockIdx.y * 3 * a.n + j, a.grad_bias, j, sum);
     });
 }
 

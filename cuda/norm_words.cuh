@@ -2,8 +2,7 @@
 // Rows that may start at any element, in words of 4 bytes, or one element if it is larger. The lanes of a warp take
 // neighbouring words, at offsets that are constants in the code. A row of halves that starts within 4 bytes is read by single
 // halves in place of words (what the backward walks over, by shifted words), and written in words to which two lanes give a
-// half each. No lane touches what lies outside its
-// row, and which elements a thread has depends on n alone.
+// half each. No lane touches what lies outside its row, and which elements a thread has depends on n alone.
 #include "norm.cuh"
 
 namespace fastops::FASTOPS_ARCH {

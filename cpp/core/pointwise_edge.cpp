@@ -12,6 +12,7 @@ int64_t stride_along(const Operand& operand, Shape sizes, size_t d) {
 }
 
 void launch(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype, const Pointwise& p) {
+  if (p.numel == 0) return;
   if (device_of.is_cuda()) {
     cuda::Launch launch(op, device_of.get_device_index());
     launch.check(kernels.cuda[launch.group()](dtype, p, launch.stream()));
@@ -86,10 +87,7 @@ void run_pointwise(const char* op, PointwiseKernels kernels, Tensors outputs, Te
   const DType dtype = *dtype_of(first);
   Pointwise p;
   std::copy(scalars.begin(), scalars.end(), p.scalars);
-  if (describe(operands, count, p)) {
-    if (p.numel > 0) launch(op, kernels, first, dtype, p);
-    return;
-  }
+  if (describe(operands, count, p)) return launch(op, kernels, first, dtype, p);
 
   // Too many dimensions in too many orders: through contiguous copies.
   std::vector<Tensor> copies;
@@ -102,7 +100,7 @@ void run_pointwise(const char* op, PointwiseKernels kernels, Tensors outputs, Te
                    copies[k].sizes(), copies[k].strides()};
   }
   describe(operands, count, p);
-  if (p.numel > 0) launch(op, kernels, first, dtype, p);
+  launch(op, kernels, first, dtype, p);
   int k = 0;
   for (const Tensor& t : outputs) {
     call<Tensor>("aten::copy_", t, copies[k++], false);

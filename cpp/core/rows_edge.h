@@ -48,6 +48,31 @@ class Scratch {
   std::unique_ptr<std::byte[]> bytes_;
 };
 
+// A backward whose grad_bias, of `width` columns, is a sum over rows: the kernels leave partial sums of chunks of rows, which are
+// then added. On CUDA a single chunk's are the gradient itself. The arguments have rows, chunks, partial and grad_bias (null: not
+// asked for); bytes_a_row is what a row costs a thread of the CPU.
+template <class Args>
+void run_with_bias_sum(const char* op, const Tensor& device_of, Args& a, int64_t width, DType bias_dtype,
+                       int64_t bytes_a_row, void (*const* cpu)(const Args&, int64_t, int64_t),
+                       int (*const* cuda)(const Args&, void*), int64_t (*const* cuda_chunks)(const Args&)) {
+  const DType stat = accumulate_type(a.dtype);
+  std::optional<cuda::Launch> launch;
+  if (device_of.is_cuda()) launch.emplace(op, device_of.get_device_index());
+  a.chunks = launch ? cuda_chunks[launch->group()](a) : cpu_chunks(a.rows);
+  Scratch scratch;
+  a.partial = a.grad_bias && (!launch || a.chunks > 1) ? scratch.allocate(device_of, stat, a.chunks * width) : nullptr;
+  if (launch) {
+    launch->check(cuda[launch->group()](a, launch->stream()));
+  } else {
+    const int64_t rows_each = (a.rows + a.chunks - 1) / a.chunks;
+    run_on_threads(a.chunks, rows_each * bytes_a_row,
+                   [&, kernel = cpu[isa()]](int64_t begin, int64_t end) { kernel(a, begin, end); });
+  }
+  if (!a.partial) return;
+  const ColumnSum columns{stat, bias_dtype, a.partial, a.chunks, width, width, a.grad_bias};
+  sum_columns(launch, &columns, 1);
+}
+
 inline const void* data_or_null(const OptionalTensor& tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
 inline const void* data_or_null(const Tensor* tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
 inline void* writable_or_null(const OptionalTensor& tensor) { return tensor ? tensor->mutable_data_ptr() : nullptr; }

@@ -66,6 +66,21 @@ inline Tensor nothing(const Tensor& device_of, DType dtype) {
   return allocate(std::array<int64_t, 1>{0}, device_of, dtype);
 }
 Tensor as_contiguous(Tensor tensor);
+// The data of a tensor that outlives it, or of a contiguous copy, which it keeps. It takes no handle of the tensor's, which would
+// cost an allocation.
+class Contiguous {
+ public:
+  explicit Contiguous(const Tensor& tensor) {
+    if (!tensor.is_contiguous()) copy_ = as_contiguous(tensor);
+    data_ = (copy_ ? *copy_ : tensor).const_data_ptr();
+  }
+  Contiguous(const Contiguous&) = delete;
+  const void* data() const { return data_; }
+
+ private:
+  OptionalTensor copy_;
+  const void* data_;
+};
 Tensor to_dtype(Tensor tensor, DType dtype);
 void fill_zero(const Tensor& tensor);
 

@@ -8,30 +8,17 @@
 namespace fastops::FASTOPS_ISA {
 namespace {
 
-template <class V>
-struct Cell {
-  V new_h, new_cell;
-};
-
-template <class T, class V>
-FASTOPS_INLINE Cell<V> cell_of(V g0, V g1, V g2, V old_cell) {
-  const V new_cell = old_cell + elu(g2) * sigmoid<T>(g0);
-  return {tanh(new_cell) * sigmoid<T>(g1), new_cell};
+template <class T>
+FASTOPS_INLINE unit_t<T> sigmoids(unit_t<T> x) {
+  return of_each([](auto v) { return sigmoid<T>(v); }, x);
 }
-
-template <class V>
-struct Gradients {
-  V gates[3], old_cell;
-};
-
-// new_cell is made again: cheaper than reading it.
-template <class T, class V>
-FASTOPS_INLINE Gradients<V> gradients_of(V grad_h, V grad_cell, V g0, V g1, V g2, V old_cell) {
-  const V in = sigmoid<T>(g0), out = sigmoid<T>(g1), candidate = elu(g2);
-  const V t = tanh(old_cell + candidate * in);
-  const V d_cell = grad_cell + grad_h * out * (1 - t * t);
-  const V slope = select(g2 > 0, like(g2, 1), candidate + 1);  // elu' = elu + 1 below 0
-  return {{d_cell * candidate * in * (1 - in), grad_h * t * out * (1 - out), d_cell * in * slope}, d_cell};
+template <class T>
+FASTOPS_INLINE unit_t<T> elus(unit_t<T> x) {
+  return of_each([](auto v) { return elu(v); }, x);
+}
+template <class T>
+FASTOPS_INLINE unit_t<T> tanhs(unit_t<T> x) {
+  return of_each([](auto v) { return tanh(v); }, x);
 }
 
 // The gates of one row: three thirds of n elements.
@@ -54,15 +41,9 @@ __attribute__((noinline)) void cell_run(Thirds<T> g, const T* old_cell, T* new_h
     prefetch_ahead<kUnit<T>>(new_h + i);
     prefetch_ahead<kUnit<T>>(new_cell + i);
     const auto g0 = g.at(0, i, part), g1 = g.at(1, i, part), g2 = g.at(2, i, part), old = load(old_cell + i, part);
-    if constexpr (sizeof(T) == 2) {
-      const auto a = cell_of<T>(g0.a, g1.a, g2.a, old.a), b = cell_of<T>(g0.b, g1.b, g2.b, old.b);
-      store(new_h + i, part, {a.new_h, b.new_h});
-      store(new_cell + i, part, {a.new_cell, b.new_cell});
-    } else {
-      const auto value = cell_of<T>(g0, g1, g2, old);
-      store(new_h + i, part, value.new_h);
-      store(new_cell + i, part, value.new_cell);
-    }
+    const auto value = old + elus<T>(g2) * sigmoids<T>(g0);
+    store(new_h + i, part, tanhs<T>(value) * sigmoids<T>(g1));
+    store(new_cell + i, part, value);
   });
 }
 
@@ -87,18 +68,14 @@ __attribute__((noinline)) void backward_run(BackwardRow<T> r, int64_t begin, int
     prefetch_ahead<kUnit<T>>(r.grad_old_cell + i);
     const auto g0 = r.gates.at(0, i, part), g1 = r.gates.at(1, i, part), g2 = r.gates.at(2, i, part);
     const auto h = load(r.grad_h + i, part), c = load(r.grad_cell + i, part), old = load(r.old_cell + i, part);
-    unit_t<T> grads[3], grad_old;
-    if constexpr (sizeof(T) == 2) {
-      const auto a = gradients_of<T>(h.a, c.a, g0.a, g1.a, g2.a, old.a);
-      const auto b = gradients_of<T>(h.b, c.b, g0.b, g1.b, g2.b, old.b);
-      for (int k = 0; k < 3; ++k) grads[k] = {a.gates[k], b.gates[k]};
-      grad_old = {a.old_cell, b.old_cell};
-    } else {
-      const auto value = gradients_of<T>(h, c, g0, g1, g2, old);
-      for (int k = 0; k < 3; ++k) grads[k] = value.gates[k];
-      grad_old = value.old_cell;
-    }
-    store(r.grad_old_cell + i, part, grad_old);
+    const auto one = every<T>(1);
+    const auto in = sigmoids<T>(g0), out = sigmoids<T>(g1), candidate = elus<T>(g2);
+    const auto t = tanhs<T>(old + candidate * in);  // new_cell is made again: cheaper than reading it
+    const auto d_cell = c + h * out * (one - t * t);
+    const auto slope =  // elu' = elu + 1 below 0
+        of_each([](auto g, auto e) { return select(g > 0, like(g, 1), e + 1); }, g2, candidate);
+    const unit_t<T> grads[] = {d_cell * candidate * in * (one - in), h * t * out * (one - out), d_cell * in * slope};
+    store(r.grad_old_cell + i, part, d_cell);
     for (int k = 0; k < 3; ++k) {
       prefetch_ahead<kUnit<T>>(r.grad_gates + k * r.gates.n + i);
       store(r.grad_gates + k * r.gates.n + i, part, grads[k]);

@@ -29,15 +29,16 @@ static void check_bias(const char* op, const OptionalTensor& bias, const Tensor&
 Tensor linear_epilogue(const Tensor& input, OptionalTensor bias, const std::string& activation) {
   if (!kernels_take(input)) return call<Tensor>("fastops::linear_epilogue_reference", input, bias, activation);
   check_bias("linear", bias, input);
-  Tensor x = as_contiguous(input), output = allocate(input.sizes(), input, *dtype_of(input));
+  Tensor output = allocate(input.sizes(), input, *dtype_of(input));
   LinearEpilogue a;
   a.activation = activation_of("linear", activation);
   if (input.numel() == 0) return output;
+  const Contiguous x(input);
   a.dtype = *dtype_of(input);
   a.parameter = bias ? *dtype_of(*bias) : a.dtype;
   a.n = input.size(input.dim() - 1);
   a.rows = input.numel() / a.n;
-  a.input = x.const_data_ptr();
+  a.input = x.data();
   if (bias) bias = as_contiguous(*std::move(bias));
   a.bias = data_or_null(bias);
   a.output = output.mutable_data_ptr();
@@ -60,7 +61,7 @@ Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalT
   const char* op = "linear_epilogue_backward";
   check_bias(op, bias, saved);
   check_alike(op, "grad", grad, "saved", saved);
-  const DType dtype = *dtype_of(saved), stat = accumulate_type(dtype), bias_dtype = bias ? *dtype_of(*bias) : dtype;
+  const DType dtype = *dtype_of(saved), bias_dtype = bias ? *dtype_of(*bias) : dtype;
   const int64_t n = saved.size(saved.dim() - 1);
   Tensor grad_input = allocate(saved.sizes(), saved, dtype);
   Tensor grad_bias = need_bias ? allocate(std::array<int64_t, 1>{n}, saved, bias_dtype) : nothing(saved, bias_dtype);
@@ -70,37 +71,19 @@ Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalT
     if (need_bias) fill_zero(grad_bias);
     return {std::move(grad_input), std::move(grad_bias)};
   }
-  Tensor g = as_contiguous(grad), s = as_contiguous(saved);
-  Scratch scratch;
+  const Contiguous g(grad), s(saved);
   a.dtype = dtype;
   a.parameter = bias_dtype;
   a.n = n;
   a.rows = saved.numel() / n;
-  a.grad = g.const_data_ptr();
-  a.saved = s.const_data_ptr();
+  a.grad = g.data();
+  a.saved = s.data();
   if (bias) bias = as_contiguous(*std::move(bias));
   a.bias = data_or_null(bias);
   a.grad_input = grad_input.mutable_data_ptr();
   a.grad_bias = need_bias ? grad_bias.mutable_data_ptr() : nullptr;
-  a.partial = nullptr;
-  a.chunks = cpu_chunks(a.rows);
-  auto make_partial = [&] { a.partial = scratch.allocate(saved, stat, a.chunks * n); };
-  std::optional<cuda::Launch> launch;
-  if (saved.is_cuda()) {
-    launch.emplace(op, saved.get_device_index());
-    a.chunks = linear_epilogue_backward_chunks_cuda[launch->group()](a);
-    if (need_bias && a.chunks > 1) make_partial();
-    launch->check(linear_epilogue_backward_cuda[launch->group()](a, launch->stream()));
-  } else {
-    if (need_bias) make_partial();
-    const int64_t rows_each = (a.rows + a.chunks - 1) / a.chunks;
-    LinearEpilogueBackwardCpu* kernel = linear_epilogue_backward_cpu[isa()];
-    run_on_threads(a.chunks, rows_each * n * size_of(stat), [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
-  }
-  if (a.partial) {
-    ColumnSum columns{stat, bias_dtype, a.partial, a.chunks, n, n, a.grad_bias};
-    sum_columns(launch, &columns, 1);
-  }
+  run_with_bias_sum(op, saved, a, n, bias_dtype, n * size_of(accumulate_type(dtype)), linear_epilogue_backward_cpu,
+                    linear_epilogue_backward_cuda, linear_epilogue_backward_chunks_cuda);
   return {std::move(grad_input), std::move(grad_bias)};
 }
 

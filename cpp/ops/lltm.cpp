@@ -33,15 +33,9 @@ Pair lltm_cell(const Tensor& gates, const Tensor& bias, const Tensor& old_cell) 
   Shape cell = old_cell.sizes();
   Tensor new_h = allocate(cell, gates, dtype), new_cell = allocate(cell, gates, dtype);
   if (old_cell.numel() == 0) return {std::move(new_h), std::move(new_cell)};
-  const Tensor g = as_contiguous(gates), b = as_contiguous(bias), c = as_contiguous(old_cell);
-  const LltmCell a{dtype,
-                   cell[0],
-                   cell[1],
-                   g.const_data_ptr(),
-                   b.const_data_ptr(),
-                   c.const_data_ptr(),
-                   new_h.mutable_data_ptr(),
-                   new_cell.mutable_data_ptr()};
+  const Contiguous g(gates), b(bias), c(old_cell);
+  const LltmCell a{
+      dtype, cell[0], cell[1], g.data(), b.data(), c.data(), new_h.mutable_data_ptr(), new_cell.mutable_data_ptr()};
   if (gates.is_cuda()) {
     cuda::Launch launch("lltm_cell", gates.get_device_index());
     launch.check(lltm_cell_cuda[launch.group()](a, launch.stream()));
@@ -69,41 +63,22 @@ Triple lltm_cell_backward(const Tensor& grad_h, const Tensor& grad_cell, const T
     if (need_bias) fill_zero(grad_bias);
     return {std::move(grad_gates), std::move(grad_bias), std::move(grad_old_cell)};
   }
-  const Tensor h = as_contiguous(grad_h), c = as_contiguous(grad_cell), g = as_contiguous(gates),
-               b = as_contiguous(bias), old = as_contiguous(old_cell);
+  const Contiguous h(grad_h), c(grad_cell), g(gates), b(bias), old(old_cell);
   LltmCellBackward a{dtype,
                      cell[0],
                      cell[1],
-                     h.const_data_ptr(),
-                     c.const_data_ptr(),
-                     g.const_data_ptr(),
-                     b.const_data_ptr(),
-                     old.const_data_ptr(),
+                     h.data(),
+                     c.data(),
+                     g.data(),
+                     b.data(),
+                     old.data(),
                      grad_gates.mutable_data_ptr(),
                      grad_old_cell.mutable_data_ptr(),
                      need_bias ? grad_bias.mutable_data_ptr() : nullptr,
                      nullptr,
-                     cpu_chunks(cell[0])};
-  const DType stat = accumulate_type(dtype);
-  const int64_t width = 3 * a.n;
-  Scratch scratch;
-  std::optional<cuda::Launch> launch;
-  if (gates.is_cuda()) {
-    launch.emplace(op, gates.get_device_index());
-    a.chunks = lltm_cell_backward_chunks_cuda[launch->group()](a);
-    if (need_bias && a.chunks > 1) a.partial = scratch.allocate(gates, stat, a.chunks * width);
-    launch->check(lltm_cell_backward_cuda[launch->group()](a, launch->stream()));
-  } else {
-    if (need_bias) a.partial = scratch.allocate(gates, stat, a.chunks * width);
-    const int64_t rows_each = (a.rows + a.chunks - 1) / a.chunks;
-    LltmCellBackwardCpu* kernel = lltm_cell_backward_cpu[isa()];
-    run_on_threads(a.chunks, rows_each * 4 * a.n * size_of(stat),
-                   [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
-  }
-  if (a.partial) {
-    ColumnSum columns{stat, dtype, a.partial, a.chunks, width, width, a.grad_bias};
-    sum_columns(launch, &columns, 1);
-  }
+                     0};
+  run_with_bias_sum(op, gates, a, 3 * a.n, dtype, 4 * a.n * size_of(accumulate_type(dtype)), lltm_cell_backward_cpu,
+                    lltm_cell_backward_cuda, lltm_cell_backward_chunks_cuda);
   return {std::move(grad_gates), std::move(grad_bias), std::move(grad_old_cell)};
 }
 

@@ -40,18 +40,17 @@ Triple lltm_few(const Tensor& input, const Tensor& weights, const Tensor& bias, 
   Tensor new_h = allocate(old_h.sizes(), input, dtype), new_cell = allocate(old_h.sizes(), input, dtype);
   Tensor gates = allocate(std::array<int64_t, 2>{input.size(0), bias.size(0)}, input, accumulate_type(dtype));
   if (old_h.numel() > 0) {
-    const Tensor x = as_contiguous(input), w = as_contiguous(weights), b = as_contiguous(bias),
-                 h = as_contiguous(old_h), c = as_contiguous(old_cell);
+    const Contiguous x(input), w(weights), b(bias), h(old_h), c(old_cell);
     LltmFew a;
     a.dtype = dtype;
     a.batch = input.size(0);
     a.features = input.size(1);
     a.state = old_h.size(1);
-    a.input = x.const_data_ptr();
-    a.weights = w.const_data_ptr();
-    a.bias = b.const_data_ptr();
-    a.old_h = h.const_data_ptr();
-    a.old_cell = c.const_data_ptr();
+    a.input = x.data();
+    a.weights = w.data();
+    a.bias = b.data();
+    a.old_h = h.data();
+    a.old_cell = c.data();
     a.new_h = new_h.mutable_data_ptr();
     a.new_cell = new_cell.mutable_data_ptr();
     a.gates = gates.mutable_data_ptr();
@@ -83,21 +82,19 @@ Quintuple lltm_few_backward(const Tensor& grad_h, const Tensor& grad_cell, const
     for (const Tensor* t : {&grad_input, &grad_weights, &grad_bias}) fill_zero(*t);
     return out;
   }
-  const Tensor gh = as_contiguous(grad_h), gc = as_contiguous(grad_cell), g = as_contiguous(gates),
-               x = as_contiguous(input), w = as_contiguous(weights), h = as_contiguous(old_h),
-               c = as_contiguous(old_cell);
+  const Contiguous gh(grad_h), gc(grad_cell), g(gates), x(input), w(weights), h(old_h), c(old_cell);
   LltmFewBackward a;
   a.dtype = dtype;
   a.batch = input.size(0);
   a.features = input.size(1);
   a.state = old_h.size(1);
-  a.grad_h = gh.const_data_ptr();
-  a.grad_cell = gc.const_data_ptr();
-  a.gates = g.const_data_ptr();
-  a.input = x.const_data_ptr();
-  a.weights = w.const_data_ptr();
-  a.old_h = h.const_data_ptr();
-  a.old_cell = c.const_data_ptr();
+  a.grad_h = gh.data();
+  a.grad_cell = gc.data();
+  a.gates = g.data();
+  a.input = x.data();
+  a.weights = w.data();
+  a.old_h = h.data();
+  a.old_cell = c.data();
   a.grad_input = grad_input.mutable_data_ptr();
   a.grad_weights = grad_weights.mutable_data_ptr();
   a.grad_bias = grad_bias.mutable_data_ptr();
