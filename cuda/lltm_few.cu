@@ -107,11 +107,12 @@ __device__ CellGradients<accumulate_t<T>> gradients_at(const LltmFewBackward& a,
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
 // The gradients of the gates of some columns of the state, in shared memory: [3·columns][kStride], a row of the batch each.
-// With 16 bytes between the gates, so that lanes that have one each read 16 bytes without a conflict.
+// With 16 bytes between the gates, so that lanes that have one each read 16 bytes without a conflict. How many columns is
+// the type's affair alone: a row's sums are the same for any number of rows.
 template <class T, int Rows>
 struct Gates {
   using A = accumulate_t<T>;
-  static constexpr int kColumns = Rows * sizeof(A) <= 64 ? 128 : 64;
+  static constexpr int kColumns = sizeof(A) <= 4 ? 128 : 64;
   static constexpr int kStride = Rows + 16 / sizeof(A);
   static constexpr int kNumbers = 3 * kColumns * kStride;
 };
@@ -139,9 +140,11 @@ __device__ void input_gradient(const LltmFewBackward& a, int64_t block, accumula
     A weights[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int at = i * 32 + lane;
-      const int64_t gate_row = at / G::kColumns * a.state + one_of(first + at % G::kColumns, a.state);
-      weights[i] = device::widen(static_cast<const T*>(a.weights)[gate_row * width + one_of(k, width)]);
+      const int gate = (i * 32 + lane) / G::kColumns;
+      const int64_t column = first + (i * 32 + lane) % G::kColumns;
+      const int64_t at = (gate * a.state + one_of(column, a.state)) * width + one_of(k, width);
+      const A weight = device::widen(static_cast<const T*>(a.weights)[at]);
+      weights[i] = column < a.state ? weight : A(0);  // an infinite one times no gradient is not 0
     }
     __syncthreads();  // what lay there has been read
 #pragma unroll 4
@@ -183,7 +186,10 @@ __device__ void weight_gradient(const LltmFewBackward& a, int64_t block, accumul
   const auto read_inputs = [&](int64_t k) {
     const Column<T> x = column_of<T>(a, one_of(k, width));
 #pragma unroll
-    for (int row = 0; row < Rows; ++row) values[row] = x.at(one_of(row, a.batch));
+    for (int row = 0; row < Rows; ++row) {
+      const A value = x.at(one_of(row, a.batch));
+      values[row] = row < a.batch ? value : A(0);
+    }
   };
   read_inputs(threadIdx.x);
   for (int i = threadIdx.x; i < kWeightColumns * Rows; i += kThreads) {

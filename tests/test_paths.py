@@ -173,6 +173,24 @@ def test_few_rows_of_lltm_are_one_kernel(cuda: torch.device, rows: int, op: str)
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("rows", [3, 13])
+def test_few_rows_of_lltm_take_the_infinite_beside_what_is_not_there(cuda: torch.device, rows: int) -> None:
+    state, features = 5, 3  # a tile of the kernel has more columns, and more rows
+    tensors = {
+        "grads": [torch.ones(rows, state) for _ in range(2)],
+        "gates": [torch.ones(rows, 3 * state)],
+        "inputs": [torch.ones(rows, features), torch.ones(3 * state, state + features), torch.zeros(3 * state)],
+        "state": [torch.ones(rows, state) for _ in range(2)],
+    }
+    tensors["inputs"][0][-1] = torch.inf
+    tensors["inputs"][1][-1] = torch.inf
+    args = [tensor.to(cuda) for group in tensors.values() for tensor in group]
+    grad_input, grad_weights, _, grad_h, _ = torch.ops.fastops.lltm_few_backward(*args)
+    for found in (grad_input, grad_h, grad_weights[:, state:]):
+        assert torch.isposinf(found).all()
+    assert torch.isfinite(grad_weights[:, :state]).all()
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_lltm_is_exported_for_any_batch(strict: bool) -> None:
     class Step(torch.nn.Module):

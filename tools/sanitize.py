@@ -4,16 +4,21 @@
     compute-sanitizer --tool racecheck --error-exitcode 1 python tools/sanitize.py
     compute-sanitizer --tool initcheck --error-exitcode 1 python tools/sanitize.py
 
-Names of ops behind it choose them. No GEMMs: racecheck has been seen to fail inside cuBLAS. It reports hazards in
-torch's own reductions, which make inputs here. Values are the selftest's affair.
+Names of ops behind it choose them; ``kit`` stands for what NVRTC compiles for a formula and a reduction. No GEMMs of
+ours: racecheck has been seen to fail inside cuBLAS. It reports hazards in torch's own reductions, which make inputs
+here. Values are the selftest's affair.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
 
 import torch
 
+from fastops import kit
 from fastops.cases import CASES, Make, misaligned
 
 # Rows shared by a block's warps, blocks that walk over several rows; columns below and above each kernel's reach,
@@ -47,23 +52,59 @@ SIZES = (
 )
 
 
+# Of the kit: whole vectors and not, more dimensions than one; reduced along dimensions with many numbers, and with few.
+SHAPES = ((1,), (8,), (1001,), (37, 769), (1100, 40), (3, 5, 7, 11))
+REDUCED = (((300, 33), 1), ((40, 4099), -1), ((3, 200001), 1), ((5000, 70), 0), ((9, 65, 130), (0, 2)))
+
+
+def asked_for(name: str) -> bool:
+    return name in sys.argv[1:] or len(sys.argv) == 1
+
+
+def of_kernels() -> Iterator[Callable[[], object]]:
+    for case in (case for case in CASES if asked_for(case.name)):
+        for dtype in case.dtypes:
+            for rows, n in SIZES:
+                for call in case.raw(Make("cuda", dtype), rows, n):
+                    yield call
+                    yield call.with_args(tuple(misaligned(x) if isinstance(x, torch.Tensor) else x for x in call.args))
+
+
+def of_the_kit() -> Iterator[Callable[[], object]]:
+    if not asked_for("kit"):
+        return
+
+    def with_gradients(op: Callable[..., torch.Tensor], *tensors: torch.Tensor, **options: object) -> None:
+        torch.autograd.grad(op(*(x.requires_grad_() for x in tensors), **options).sum(), tensors)
+
+    gate = kit.elementwise("gate(x, y, *, beta=1.0)", "x / (1 + exp(-beta * y))")
+    norm = kit.reduction("norm(x)", map="x * x", post="sqrt(a)")
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        make = Make("cuda", dtype)
+        for shape in SHAPES:
+            x, y = make(*shape), make(*shape)
+            for pair in (
+                (x, y),
+                (misaligned(x), y),
+                (x, make(1)),
+                (make(*shape[::-1]).permute(*range(x.dim())[::-1]), y),
+            ):
+                yield partial(with_gradients, gate, *pair)
+        for shape, dim in REDUCED:
+            for tensor in (make(*shape), misaligned(make(*shape)), make(*shape)[..., ::2]):
+                yield partial(with_gradients, norm, tensor, dim=dim)
+
+
 def main() -> int:
     if not torch.cuda.is_available():
         print("needs a CUDA GPU", file=sys.stderr)
         return 2
     calls = 0
-    cases = [case for case in CASES if case.name in sys.argv[1:] or len(sys.argv) == 1]
-    for case in cases:
-        for dtype in case.dtypes:
-            for rows, n in SIZES:
-                for call in case.raw(Make("cuda", dtype), rows, n):
-                    shifted = tuple(misaligned(x) if isinstance(x, torch.Tensor) else x for x in call.args)
-                    for variant in (call, call.with_args(shifted)):
-                        variant()
-                        calls += 1
-
+    for call in chain(of_kernels(), of_the_kit()):
+        call()
+        calls += 1
     torch.cuda.synchronize()
-    print(f"{calls} calls of {len(cases)} ops on {torch.cuda.get_device_name()}")
+    print(f"{calls} calls on {torch.cuda.get_device_name()}")
     return 0
 
 

@@ -7,20 +7,20 @@ namespace fastops {
 
 constexpr int64_t kLltmFewRows = 16;
 
-struct LltmFew {
+struct LltmFewInputs {
   DType dtype;
   int64_t batch, features, state;
   const void *input, *weights, *bias, *old_h, *old_cell;
+};
+
+struct LltmFew : LltmFewInputs {
   void *new_h, *new_cell;
   void* gates;  // [batch, 3·state] in what is computed in, bias included
 };
 
-struct LltmFewBackward {
-  DType dtype;
-  int64_t batch, features, state;
+struct LltmFewBackward : LltmFewInputs {
   const void *grad_h, *grad_cell;
   const void* gates;
-  const void *input, *weights, *old_h, *old_cell;
   void *grad_input, *grad_weights, *grad_bias, *grad_old_h, *grad_old_cell;
 };
 

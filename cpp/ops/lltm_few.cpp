@@ -32,6 +32,29 @@ static void check(const char* op, const Tensor& input, const Tensor& weights, co
   check_shape("bias", bias, std::array<int64_t, 1>{3 * state});
 }
 
+// The kernels read them for as long as it lives.
+class StepInputs {
+ public:
+  StepInputs(const Tensor& input, const Tensor& weights, const Tensor& bias, const Tensor& old_h,
+             const Tensor& old_cell)
+      : sizes_{input.size(0), input.size(1), old_h.size(1)},
+        dtype_(*dtype_of(input)),
+        input_(input),
+        weights_(weights),
+        bias_(bias),
+        old_h_(old_h),
+        old_cell_(old_cell) {}
+  LltmFewInputs arguments() const {
+    return {dtype_,          sizes_[0],    sizes_[1],     sizes_[2],       input_.data(),
+            weights_.data(), bias_.data(), old_h_.data(), old_cell_.data()};
+  }
+
+ private:
+  std::array<int64_t, 3> sizes_;
+  DType dtype_;
+  Contiguous input_, weights_, bias_, old_h_, old_cell_;
+};
+
 Triple lltm_few(const Tensor& input, const Tensor& weights, const Tensor& bias, const Tensor& old_h,
                 const Tensor& old_cell) {
   if (!kernel_takes(input)) return call<Triple>("fastops::lltm_few_reference", input, weights, bias, old_h, old_cell);
@@ -40,20 +63,9 @@ Triple lltm_few(const Tensor& input, const Tensor& weights, const Tensor& bias, 
   Tensor new_h = allocate(old_h.sizes(), input, dtype), new_cell = allocate(old_h.sizes(), input, dtype);
   Tensor gates = allocate(std::array<int64_t, 2>{input.size(0), bias.size(0)}, input, accumulate_type(dtype));
   if (old_h.numel() > 0) {
-    const Contiguous x(input), w(weights), b(bias), h(old_h), c(old_cell);
-    LltmFew a;
-    a.dtype = dtype;
-    a.batch = input.size(0);
-    a.features = input.size(1);
-    a.state = old_h.size(1);
-    a.input = x.data();
-    a.weights = w.data();
-    a.bias = b.data();
-    a.old_h = h.data();
-    a.old_cell = c.data();
-    a.new_h = new_h.mutable_data_ptr();
-    a.new_cell = new_cell.mutable_data_ptr();
-    a.gates = gates.mutable_data_ptr();
+    const StepInputs inputs(input, weights, bias, old_h, old_cell);
+    const LltmFew a{inputs.arguments(), new_h.mutable_data_ptr(), new_cell.mutable_data_ptr(),
+                    gates.mutable_data_ptr()};
     cuda::Launch launch("lltm", input.get_device_index());
     launch.check(lltm_few_cuda[launch.group()](a, launch.stream()));
   }
@@ -82,24 +94,17 @@ Quintuple lltm_few_backward(const Tensor& grad_h, const Tensor& grad_cell, const
     for (const Tensor* t : {&grad_input, &grad_weights, &grad_bias}) fill_zero(*t);
     return out;
   }
-  const Contiguous gh(grad_h), gc(grad_cell), g(gates), x(input), w(weights), h(old_h), c(old_cell);
-  LltmFewBackward a;
-  a.dtype = dtype;
-  a.batch = input.size(0);
-  a.features = input.size(1);
-  a.state = old_h.size(1);
-  a.grad_h = gh.data();
-  a.grad_cell = gc.data();
-  a.gates = g.data();
-  a.input = x.data();
-  a.weights = w.data();
-  a.old_h = h.data();
-  a.old_cell = c.data();
-  a.grad_input = grad_input.mutable_data_ptr();
-  a.grad_weights = grad_weights.mutable_data_ptr();
-  a.grad_bias = grad_bias.mutable_data_ptr();
-  a.grad_old_h = grad_old_h.mutable_data_ptr();
-  a.grad_old_cell = grad_old_cell.mutable_data_ptr();
+  const StepInputs inputs(input, weights, bias, old_h, old_cell);
+  const Contiguous gh(grad_h), gc(grad_cell), g(gates);
+  const LltmFewBackward a{inputs.arguments(),
+                          gh.data(),
+                          gc.data(),
+                          g.data(),
+                          grad_input.mutable_data_ptr(),
+                          grad_weights.mutable_data_ptr(),
+                          grad_bias.mutable_data_ptr(),
+                          grad_old_h.mutable_data_ptr(),
+                          grad_old_cell.mutable_data_ptr()};
   cuda::Launch launch(op, input.get_device_index());
   launch.check(lltm_few_backward_cuda[launch.group()](a, launch.stream()));
   return out;

@@ -86,5 +86,5 @@ def _raw_few(make: Make, rows: int, n: int, own: bool) -> list[RawCall]:
     of_step = (make(rows, n), make(rows, n), gates, *inputs)
     return [
         RawCall("lltm_few", inputs, row_outputs=(0, 1, 2) if own else (), shared=(1, 2), coarse=(2,)),
-        RawCall("lltm_few_backward", of_step, row_outputs=(4,) if own else (), shared=(4, 5)),
+        RawCall("lltm_few_backward", of_step, row_outputs=(0, 3, 4) if own else (), shared=(4, 5)),
     ]
