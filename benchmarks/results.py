@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 ELEMENTWISE = ("square", "relu", "sigmoid", "axpby")
@@ -19,23 +20,42 @@ NORMS = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 ODD = ",".join(f"{rows}x{n}" for rows in (1, 37, 1000, 65537) for n in (192, 769, 1500, 5000, 12288))
 
 
-def commands() -> Iterator[tuple[str, list[str]]]:
-    """The name of each file, and the arguments of ``python`` that make it but for ``--json``."""
+@dataclass(frozen=True)
+class Bench:
+    """A run of ``fastops.bench``."""
 
-    def bench(measure: str, *args: str, op: str) -> list[str]:
-        return ["-m", "fastops.bench", "--device", "cuda", "--op", op, "--measure", measure, *args]
+    ops: tuple[str, ...]
+    measure: str = "call"
+    dtypes: tuple[str, ...] = ()
+    shapes: str = ""
+    peers: str = ""
 
-    for op in (*NORMS, *ELEMENTWISE, "linear"):
-        yield f"bench-{op}", bench("call,host", op=op)
-    yield "bench-lltm", bench("call,host", "--shapes", "4096x1024,16384x1024", op="lltm")
-    yield "bench-lltm-small", bench("call,host", "--dtype", "f32", "--dtype", "bf16", "--shapes", "16x128", op="lltm")
-    yield "bench-rms_norm-first", bench("first", op="rms_norm")
-    for op in (*NORMS, *ELEMENTWISE):
-        yield f"bench-{op}-odd-bf16", bench("call", "--shapes", ODD, op=op)
-        for dtype in ("f32", "f16"):
-            yield f"bench-{op}-{dtype}", bench("call", "--dtype", dtype, op=op)
-            yield f"bench-{op}-odd-{dtype}", bench("call", "--dtype", dtype, "--shapes", ODD, op=op)
-    yield "kit", [str(Path(__file__).with_name("kit.py"))]
+    def arguments(self) -> list[str]:
+        words = ["-m", "fastops.bench", "--device", "cuda", "--measure", self.measure]
+        many = (("--op", self.ops), ("--dtype", self.dtypes))
+        words += [word for option, values in many for value in values for word in (option, value)]
+        for option, value in (("--shapes", self.shapes), ("--peers", self.peers)):
+            words += [option, value] if value else []
+        return words
+
+    def compiling(self) -> list[Bench]:
+        """What leaves behind all that torch.compile makes for it, an op each."""
+        return [replace(self, ops=(op,), measure="call", peers="compile") for op in self.ops]
+
+
+BENCHES = {
+    "bench-bf16": Bench((*NORMS, *ELEMENTWISE, "linear"), "call,host"),
+    "bench-f32": Bench((*NORMS, *ELEMENTWISE), dtypes=("f32",)),
+    "bench-f16": Bench((*NORMS, *ELEMENTWISE), dtypes=("f16",)),
+    "bench-odd-bf16": Bench((*NORMS, *ELEMENTWISE), dtypes=("bf16",), shapes=ODD),
+    "bench-odd-f32": Bench((*NORMS, *ELEMENTWISE), dtypes=("f32",), shapes=ODD),
+    "bench-odd-f16": Bench((*NORMS, *ELEMENTWISE), dtypes=("f16",), shapes=ODD),
+    "bench-lltm": Bench(("lltm",), "call,host", shapes="4096x1024,16384x1024"),
+    "bench-lltm-small": Bench(("lltm",), "call,host", dtypes=("f32", "bf16"), shapes="16x128"),
+    "bench-first": Bench(("rms_norm",), "first"),
+}
+COMMANDS = {name: bench.arguments() for name, bench in BENCHES.items()}
+COMMANDS["kit"] = [str(Path(__file__).with_name("kit.py"))]
 
 
 def run(args: list[str], file: Path, log: Path) -> tuple[int, float]:
@@ -47,30 +67,38 @@ def run(args: list[str], file: Path, log: Path) -> tuple[int, float]:
     return status, time.perf_counter() - start
 
 
+def fill_caches(names: list[str], processes: int, scratch: Path) -> None:
+    benches = [BENCHES[name] for name in names if name in BENCHES and BENCHES[name].measure != "first"]
+    with ThreadPoolExecutor(processes) as pool:
+        for k, one in enumerate(chain.from_iterable(bench.compiling() for bench in benches)):
+            pool.submit(run, one.arguments(), scratch / f"{k}.json", Path(os.devnull))
+
+
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("folder", nargs="?", type=Path, help="where the files go; none: print the commands")
-    p.add_argument("--only", default="*", metavar="PATTERN", help='names such as "bench-*-odd-*"')
+    p.add_argument("--only", default="*", metavar="PATTERN", help='names such as "bench-odd-*"')
     p.add_argument(
-        "--warm", type=int, default=0, metavar="N", help="fill the cache of torch.compile before, N at a time"
+        "--warm", type=int, default=0, metavar="N", help="fill the cache of torch.compile before, N processes at a time"
     )
     options = p.parse_args()
-    chosen = [(name, args) for name, args in commands() if fnmatch.fnmatch(name, options.only)]
+    chosen = fnmatch.filter(COMMANDS, options.only)
     if options.folder is None:
-        for name, args in chosen:
-            print(f"{shlex.join(['python', *args])} --json {name}.json")
+        for name in chosen:
+            print(f"{shlex.join(['python', *COMMANDS[name]])} --json {name}.json")
         return 0
     options.folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(scratch / "inductor"))
         if options.warm:
-            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(scratch) / "inductor"))
-            with ThreadPoolExecutor(options.warm) as pool:
-                compiled = [(n, a) for n, a in chosen if "first" not in n and n != "kit"]
-                list(pool.map(lambda c: run(c[1], Path(scratch, f"{c[0]}.json"), Path(os.devnull)), compiled))
+            start = time.perf_counter()
+            fill_caches(chosen, options.warm, scratch)
+            print(f"torch.compile's cache: {time.perf_counter() - start:.0f} s", flush=True)
         failed = 0
-        for name, args in chosen:
-            log = Path(scratch, f"{name}.txt")
-            status, seconds = run(args, options.folder / f"{name}.json", log)
+        for name in chosen:
+            log = scratch / f"{name}.txt"
+            status, seconds = run(COMMANDS[name], options.folder / f"{name}.json", log)
             failed += status != 0
             print(f"{name}: {'made' if status == 0 else f'exit status {status}'} in {seconds:.0f} s", flush=True)
             if status:

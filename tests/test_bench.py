@@ -15,8 +15,8 @@ import pytest
 import torch
 from table import every_case
 
-from fastops.bench import first, host, kernel, memory, peers, plot, problems, report, timing, traffic, work
-from fastops.bench.__main__ import FORMAT, main
+from fastops.bench import files, first, host, kernel, memory, peers, plot, problems, report, timing, traffic, work
+from fastops.bench.__main__ import main
 from fastops.cases import CASES, Case, by_name
 from fastops.selftest.report import environment
 
@@ -290,7 +290,7 @@ def content(**changes: Any) -> dict[str, Any]:
         first.FirstResult("layer_norm", "bf16", "cuda:0", "compile", "filled", "", 2.5, 0.5, 2.0),
     ]
     return {
-        "format": FORMAT,
+        "format": files.FORMAT,
         "environment": environment(),
         "paths": {"cuda:0": "cuda"},
         "peers": {"eager": {"version": "torch"}, "quack": {"version": "1"}, "apex": {"absent": "not installed: how"}},
@@ -356,19 +356,32 @@ def test_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_from_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Runs of one environment are shown as one; of two, refused."""
-    files = [tmp_path / f"{k}.json" for k in range(3)]
-    contents = [content() for _ in files]
+    paths = [tmp_path / f"{k}.json" for k in range(3)]
+    contents = [content() for _ in paths]
     for result in contents[1]["results"]:
         result["op"] = "rms_norm"
     contents[2]["environment"] = contents[2]["environment"] | {"cpu": "another"}
-    for file, one in zip(files, contents, strict=True):
+    for file, one in zip(paths, contents, strict=True):
         file.write_text(json.dumps(one))
-    assert main(["--from", str(files[0]), str(files[1])]) == 0
+    assert main(["--from", str(paths[0]), str(paths[1])]) == 0
     shown = capsys.readouterr().out
     assert "layer_norm, bf16" in shown
     assert "rms_norm, bf16" in shown
-    assert main(["--from", str(files[0]), str(files[2])]) == 2
+    assert main(["--from", str(paths[0]), str(paths[1]), "--op", "rms_norm", "--dtype", "bf16"]) == 0
+    assert "layer_norm, bf16" not in capsys.readouterr().out
+    assert main(["--from", str(paths[0]), "--op", "rms_norm"]) == 2
+    assert "--from has nothing of rms_norm" in capsys.readouterr().err
+    assert main(["--from", str(paths[0]), str(paths[2])]) == 2
     assert "runs of one environment; environment differs" in capsys.readouterr().err
+
+
+def test_a_file_has_a_line_a_result(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    files.write(content(), str(file))
+    assert files.read(str(file)) == json.loads(json.dumps(content()))
+    assert sum('"implementation"' in line for line in file.read_text().splitlines()) == sum(
+        len(content()[name]) for name in files.RESULTS
+    )
 
 
 @pytest.mark.parametrize("ending", plot.FORMATS)

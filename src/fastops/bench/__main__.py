@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
+import gc
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,10 @@ from ..selftest.choices import add_arguments, chosen_cases, chosen_dtypes
 from ..selftest.report import environment
 from ..selftest.runner import name_of
 from ..selftest.target import NotThereError, devices_of, why_no_cuda
-from . import first, host, kernel, memory, peers, plot, report
+from . import files, first, host, kernel, memory, peers, plot, report
 from .problems import MOST_SETS, Shape, default_shapes, parse_shapes, spelled
 from .timing import ROUNDS
 
-FORMAT = "fastops.bench 1"
 MEASURES = ("call", "host", "first")
 _DEFAULT_DTYPE = {"cuda": torch.bfloat16, "cpu": torch.float32}
 
@@ -53,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
         dest="sources",
         nargs="+",
         metavar="FILE",
-        help="measure nothing: show what --json wrote, once or more",
+        help="measure nothing: show what --json wrote, once or more, or of it the given ops and dtypes",
     )
     return p
 
@@ -112,7 +111,7 @@ def run(plan: Plan, save: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         if name not in there:
             tell(f"{name} is absent: {found[name]['absent']}")
     common: dict[str, Any] = {
-        "format": FORMAT,
+        "format": files.FORMAT,
         "environment": environment(),
         "paths": {str(d): capabilities().paths.get(str(d), "reference") for d in plan.devices},
         "matmul_precision": torch.get_float32_matmul_precision(),
@@ -125,6 +124,8 @@ def run(plan: Plan, save: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     with warnings.catch_warnings(), memory.recycled() as recycled:
         warnings.simplefilter("ignore")  # peers' own, and torch.compile's
         for case, device, dtype in plan:
+            gc.collect()
+            gc.freeze()  # what peers have imported: half a million objects, looked through before each measurement
             with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
                 _measure(plan, there, case, device, dtype, results, hosts, firsts)
             content |= {
@@ -174,34 +175,6 @@ def _dicts(results: Iterable[Any]) -> list[dict[str, Any]]:
     return [dataclasses.asdict(r) for r in results]
 
 
-def write(content: dict[str, Any], file: str | None) -> None:
-    if file:
-        Path(file).write_text(json.dumps(content, indent=1, default=str, allow_nan=False) + "\n")
-
-
-def read(file: str) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(Path(file).read_text())
-    except (OSError, ValueError) as error:
-        raise NotThereError(f"--from {file}: {error}") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise NotThereError(f"--from {file}: not a file of `python -m fastops.bench --json` of this version")
-    return content
-
-
-def merged(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Runs of one machine, such as one an op, as if they had been one."""
-    whole = dict(contents[0])
-    for other in contents[1:]:
-        for key in ("environment", "peers", "rounds", "most_sets"):
-            if other.get(key) != whole.get(key):
-                raise NotThereError(f"--from takes runs of one environment; {key} differs")
-        whole["seconds"] = round(whole["seconds"] + other["seconds"], 1)
-        for key in ("results", "host", "first"):
-            whole[key] = whole[key] + other[key]
-    return whole
-
-
 def failed(content: dict[str, Any]) -> bool:
     every = (*content["results"], *content["host"], *content["first"])
     return any(r["refused"] and r["implementation"] == peers.OURS for r in every)
@@ -216,9 +189,10 @@ def main(argv: list[str] | None = None) -> int:
         if options.plot:
             plot.check(options.plot)
         if options.sources:
-            content = merged([read(file) for file in options.sources])
+            content = files.merged([files.read(file) for file in options.sources])
+            content = files.part_of(content, options.op, options.dtype)
         else:
-            content = run(plan_of(options), lambda content: write(content, options.json))
+            content = run(plan_of(options), lambda content: files.write(content, options.json))
     except NotThereError as error:
         print(f"fastops.bench: {error}", file=sys.stderr)
         return 2

@@ -1,0 +1,66 @@
+"""The JSON files: written, read, put together, parts of them. A line a result, to be read and compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..selftest.choices import chosen_cases, chosen_dtypes
+from ..selftest.runner import name_of
+from ..selftest.target import NotThereError
+
+FORMAT = "fastops.bench 1"
+RESULTS = ("results", "host", "first")
+
+Content = dict[str, Any]
+
+
+def write(content: Content, file: str | None) -> None:
+    if not file:
+        return
+
+    def spelled(value: Any) -> str:
+        if isinstance(value, list):
+            return "[\n" + ",\n".join(f"  {spelled(one)}" for one in value) + "\n ]" if value else "[]"
+        return json.dumps(value, default=str, allow_nan=False)
+
+    lines = (f" {json.dumps(key)}: {spelled(value)}" for key, value in content.items())
+    Path(file).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def read(file: str) -> Content:
+    try:
+        content: Content = json.loads(Path(file).read_text())
+    except (OSError, ValueError) as error:
+        raise NotThereError(f"--from {file}: {error}") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise NotThereError(f"--from {file}: not a file of `python -m fastops.bench --json` of this version")
+    return content
+
+
+def merged(contents: Sequence[Content]) -> Content:
+    """Runs of one machine, such as one an op, as if they had been one."""
+    whole = dict(contents[0])
+    for other in contents[1:]:
+        for key in ("environment", "peers", "rounds", "most_sets"):
+            if other.get(key) != whole.get(key):
+                raise NotThereError(f"--from takes runs of one environment; {key} differs")
+        whole["seconds"] = round(whole["seconds"] + other["seconds"], 1)
+        for key in RESULTS:
+            whole[key] = whole[key] + other[key]
+    return whole
+
+
+def part_of(content: Content, ops: Collection[str] | None, dtypes: Collection[str] | None) -> Content:
+    """The results of these ops and dtypes; None: of all."""
+    wanted = {
+        key: {one.name for one in chosen_cases(ops)} if key == "op" else {name_of(d) for d in chosen_dtypes(dtypes)}
+        for key, given in (("op", ops), ("dtype", dtypes))
+        if given
+    }
+    parts = {name: [r for r in content[name] if all(r[key] in wanted[key] for key in wanted)] for name in RESULTS}
+    if wanted and not any(parts.values()):
+        raise NotThereError(f"--from has nothing of {', '.join(sorted(set().union(*wanted.values())))}")
+    return content | parts
