@@ -90,13 +90,14 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
   if (!a.partial && !a.whole) return;
 
   extern __shared__ __align__(16) unsigned char shared[];
+  const int parts = parts_of(a, teams);
   A* const result = a.partial + blockIdx.x * S * a.n;
-  A* const own = teams == 1 ? result : reinterpret_cast<A*>(shared) + static_cast<int64_t>(which) * S * n;
+  A* const own = parts == 1 ? result : reinterpret_cast<A*>(shared) + static_cast<int64_t>(which) * S * n;
 #pragma unroll
   for (int g = 0; g < V; ++g) {
     const int i = g * team + thread;
-    if (i >= vectors) continue;
-    if (a.whole && teams == 1) {
+    if (i >= vectors || which >= parts) continue;
+    if (a.whole && parts == 1) {
       store_parameter_grad<W>(a, 0, i * W, weight_sum[g]);
       if constexpr (N == Norm::layer) store_parameter_grad<W>(a, 1, i * W, bias_sum[g]);
       continue;
@@ -107,9 +108,9 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
       if constexpr (N == Norm::layer) own[n + i * W + k] = bias_sum[g][k];
     }
   }
-  if (teams == 1) return;
+  if (parts == 1) return;
   __syncthreads();
-  add_parts(a, reinterpret_cast<const A*>(shared), teams, static_cast<int64_t>(S) * n, result);
+  add_parts(a, reinterpret_cast<const A*>(shared), parts, static_cast<int64_t>(S) * n, result);
 }
 
 // Rows too long for registers: two passes over a row for grad_input.
@@ -152,19 +153,21 @@ __global__ void __launch_bounds__(kThreads) backward_long_kernel(const __grid_co
   }
 }
 
-constexpr int kColumnWarps = 8;
-constexpr int kColumnRows = 4;  // under way at a time
+constexpr int kColumnRows = 4;                          // of a warp, under way at a time
+constexpr int kColumnWarps = 8, kMostColumnWarps = 16;  // where all rows are to be under way at once
+constexpr int kFewRows = kMostColumnWarps * kColumnRows;
 
 // The sums over rows where no block holds a whole row, or rows are few: a warp takes 32 vectors of columns, the block's
 // warps different rows of its chunk (blockIdx.x), added at the end in the order of the warps. Nothing is needed here of a
 // kernel of this problem before it, so that both run at a time: the second rule of dependent.cuh.
 template <Norm N, class T, class P, int W>
-__global__ void __launch_bounds__(kWarp* kColumnWarps)
+__global__ void __launch_bounds__(kWarp* kMostColumnWarps)
     backward_columns_kernel(const __grid_constant__ Backward<T, P> a, int64_t chunks) {
   using A = accumulate_t<T>;
   constexpr int S = kSums<N>;
   using Row = Vector<T, W>;
-  __shared__ A parts[kColumnWarps][S * kWarp * W];
+  __shared__ A parts[kMostColumnWarps][S * kWarp * W];
+  const int warps = blockDim.x / kWarp;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t begin = blockIdx.x * a.rows / chunks, end = (blockIdx.x + 1) * a.rows / chunks, vectors = a.n / W;
   A* const result = a.partial + blockIdx.x * S * a.n;
@@ -172,12 +175,12 @@ __global__ void __launch_bounds__(kWarp* kColumnWarps)
   for (int64_t tile = blockIdx.y; tile * kWarp < vectors; tile += gridDim.y) {
     const int64_t at = tile * kWarp + lane;
     A weight_sum[W] = {}, bias_sum[W] = {};
-    for (int64_t first = begin + warp; at < vectors && first < end; first += kColumnRows * kColumnWarps) {
+    for (int64_t first = begin + warp; at < vectors && first < end; first += kColumnRows * warps) {
       RowNumbers<A> numbers[kColumnRows];
       Row x[kColumnRows], grad[kColumnRows];
 #pragma unroll
       for (int k = 0; k < kColumnRows; ++k) {
-        const int64_t row = first + k * kColumnWarps;
+        const int64_t row = first + k * warps;
         numbers[k] = {};
         x[k] = grad[k] = Row{};
         if (row >= end) continue;
@@ -207,7 +210,8 @@ __global__ void __launch_bounds__(kWarp* kColumnWarps)
       const int64_t to = (tile * kWarp + j % kWarp) * W + k;
       if (to >= a.n) continue;
       A total = 0;
-      for (int part = 0; part < kColumnWarps; ++part) total += parts[part][j];
+#pragma unroll 8
+      for (int part = 0; part < warps; ++part) total += parts[part][j];
       if (a.partial)
         result[sum * a.n + to] = total;
       else
@@ -250,16 +254,17 @@ int64_t blocks_of(const NormBackward& a, const Plan& plan) {
 int64_t column_tiles(const NormBackward& a) { return ceil_div(a.n * size_of(a.dtype), 16 * kWarp); }
 
 // Rows so few that reading them again, while the first kernel runs, is faster than partial sums after it.
-bool few_rows(const NormBackward& a) { return a.rows <= 64 && a.rows * a.n * size_of(a.dtype) <= 1 << 20; }
+bool few_rows(const NormBackward& a) { return a.rows <= kFewRows && a.rows * a.n * size_of(a.dtype) <= 1 << 20; }
 
 template <Norm N, class T, class P, int W, int Lanes>
 int launch(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
   const Backward<T, P> a(args);
-  const int threads = plan.lanes ? kLaneThreads : plan.teams * plan.warps * kWarp;
+  const int teams = teams_with_rows(args, plan.teams, plan.lanes);
+  const int threads = teams * (plan.lanes ? plan.lanes : plan.warps * kWarp);
   const auto blocks = static_cast<unsigned>(args.chunks);
   return dispatch_bool(args.grad_sum != nullptr, [&](auto grad_sum) -> int {
     return launch_kernel(&backward_kernel<N, T, P, W, Lanes, decltype(grad_sum)::value>,
-                         launch_config(blocks, threads, stream, parts_bytes(args, plan.teams)), a, plan.warps);
+                         launch_config(blocks, threads, stream, parts_bytes(args, teams)), a, plan.warps);
   });
 }
 
@@ -284,8 +289,10 @@ template <Norm N, class T, class P, int W>
 int launch_columns(const NormBackward& a, cudaStream_t stream) {
   const int64_t chunks = a.partial ? a.chunks : 1, tiles = a.partial ? column_tiles(a) : ceil_div(a.n / W, kWarp);
   const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(std::min<int64_t>(tiles, 65535)));
-  return launch_kernel(&backward_columns_kernel<N, T, P, W>, launch_config(grid, kWarp * kColumnWarps, stream),
-                       Backward<T, P>(a), chunks);
+  const bool more = a.gather == Gather::columns && a.rows > kColumnWarps * kColumnRows;
+  const int threads = (more ? kMostColumnWarps : kColumnWarps) * kWarp;
+  return launch_kernel(&backward_columns_kernel<N, T, P, W>, launch_config(grid, threads, stream), Backward<T, P>(a),
+                       chunks);
 }
 
 }  // namespace

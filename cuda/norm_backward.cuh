@@ -131,14 +131,22 @@ __device__ inline void store_parameter_grad(const Backward<T, P>& a, int which, 
     device::store<true, W>(static_cast<T*>(a.parameter_grads[which]) + at, W, values);
 }
 
-constexpr int kLaneThreads = 128;      // a block's whose teams are lanes of a warp
+constexpr int kLaneThreads = 128;      // most of a block whose teams are lanes of a warp
 constexpr int64_t kShared = 40 << 10;  // for the column sums of a block's teams; the rest of 48 KB is the row sums'
 
 // Of one team's column sums, [sums·n], and of all that a block adds up in shared memory.
 inline int64_t part_bytes(const NormBackward& a) { return a.sums() * a.n * size_of(accumulate_type(a.dtype)); }
 inline size_t parts_bytes(const NormBackward& a, int teams) {
   const bool asked_for = a.partial || a.gather == Gather::whole;
-  return asked_for && teams > 1 ? teams * part_bytes(a) : 0;
+  const int64_t parts = a.gather == Gather::whole ? std::min<int64_t>(teams, a.rows) : teams;
+  return asked_for && parts > 1 ? parts * part_bytes(a) : 0;
+}
+
+// A block's teams. One block of all rows has no more of them than rows, rounded up to whole warps.
+inline int teams_with_rows(const NormBackward& a, int teams, int lanes) {
+  if (a.gather != Gather::whole) return teams;
+  const int64_t of_warp = lanes ? kWarp / lanes : 1;
+  return static_cast<int>(std::min(ceil_div(a.rows, of_warp) * of_warp, int64_t{teams}));
 }
 
 // Where the warps of one of a block's teams meet.
@@ -146,6 +154,12 @@ struct TeamBarrier {
   int which, threads;
   __device__ void operator()() const { asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "r"(threads) : "memory"); }
 };
+
+// How many of a block's teams have sums to add up.
+template <class T, class P>
+__device__ inline int parts_of(const Backward<T, P>& a, int teams) {
+  return a.whole ? min(teams, static_cast<int>(a.rows)) : teams;
+}
 
 // Adds the column sums of a block's teams, [parts][sums·n], in their order.
 template <class T, class P, class A>

@@ -1,7 +1,6 @@
 // The backward of the norms for rows that may start at any element and fit the registers, in words; see norm_words.cuh and,
-// for the walk over rows and the sums over them, norm_backward.cu. Here a row of halves that starts within 4 bytes is read
-// in words as well, each with the second half of the word before in front: what a lane has of a row, its neighbour's word
-// included, is put together only when the row's turn comes, for to do so waits for the memory.
+// for the walk over rows and the sums over them, norm_backward.cu. What a lane has of the next row, its neighbour's word
+// included, is put together when the row's turn comes.
 #include "dependent.cuh"
 #include "norm_backward.cuh"
 #include "norm_words.cuh"
@@ -17,66 +16,6 @@ constexpr int many_words(int64_t size) { return size == 2 ? 7 : size == 4 ? 13 :
 
 // Threads of a multiprocessor, by the registers that the words take.
 constexpr int resident_threads(int lanes, int64_t size) { return !lanes || size == 8 ? 512 : size == 4 ? 1024 : 640; }
-
-// A row's words on their way. `shifted`: each begins an element earlier. What no whole word has comes by itself, in registers
-// of its own: a second load into one would wait for the first.
-template <class T, int Words, int Checked, int Step>
-struct Ahead {
-  static constexpr int W = kWord<T>;
-  using Mine = Part<Words, Checked, Step, W>;
-  Vector<T, W> x[Words];
-  unsigned head, last;  // the row's first element, the part's last one, where no word has them
-  bool shifted;
-
-  __device__ void clear() {
-#pragma unroll
-    for (int g = 0; g < Words; ++g) x[g] = {};
-    head = last = 0;
-    shifted = false;
-  }
-
-  __device__ void fetch(const Mine& part, const T* row) {
-    clear();
-    const T* from = row + part.at;
-    if constexpr (W == 1) {
-#pragma unroll
-      for (int g = 0; g < Words; ++g)
-        if (part.has(g, 1)) x[g].at[0] = from[g * Step];
-    } else {
-      shifted = reinterpret_cast<uintptr_t>(row) % 4 != 0;
-      const bool first = shifted && part.at == 0;
-      const unsigned* words = reinterpret_cast<const unsigned*>(from - shifted);
-#pragma unroll
-      for (int g = 0; g < Words; ++g)
-        if (part.has(g, 2 - shifted) && !(g == 0 && first)) x[g].pair[0] = words[g * Step];
-      if (first && part.left > 0) head = row->bits;
-      if (part.left > 0 && part.left % (Step * W) == 1 + shifted) last = from[part.left - 1].bits;
-    }
-  }
-
-  // Makes each word the part's own. All lanes of a warp take part.
-  __device__ void settle(const Mine& part) {
-    if constexpr (W == 2) {
-      if (Step < kWarp || shifted) {
-        const int lane = threadIdx.x % Step;
-        x[0].pair[0] |= head << 16;
-        auto after = [&](int g) { return __shfl_sync(0xffffffffu, x[g].pair[0], (lane + 1) % Step, Step); };
-        unsigned around = after(0);
-#pragma unroll
-        for (int g = 0; g < Words; ++g) {
-          const unsigned next = g + 1 < Words ? after(g + 1) : 0;
-          const unsigned both = __byte_perm(x[g].pair[0], lane == Step - 1 ? next : around, 0x5432);
-          if (shifted) x[g].pair[0] = both;
-          around = next;
-        }
-      }
-      const unsigned placed = last << (shifted ? 16 : 0);
-#pragma unroll
-      for (int g = Words - Checked; g < Words; ++g)
-        if (g * Step * W + 1 + shifted == part.left) x[g].pair[0] |= placed;
-    }
-  }
-};
 
 // Lanes: those of a row; 0: `warps` warps, which have `each` words of it, the first `more` of them one word more.
 template <Norm N, class T, class P, int Words, int Checked, int Lanes, bool GradSum>
@@ -100,14 +39,16 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kMostWarps * kWarp,
   }
   Vector<P, W> w[Words];
   if (a.weight) {
-    part.fetch(w, a.weight, 0, Words);
+    P last;
+    part.fetch(w, last, a.weight, 0, Words);
+    part.settle(w, last, 0, Words);
   } else {
 #pragma unroll
     for (int g = 0; g < Words; ++g) w[g] = *reinterpret_cast<const Vector<P, W>*>(&kOne<P>);
   }
   A weight_sum[Words][W] = {}, bias_sum[N == Norm::layer ? Words : 1][W] = {};
 
-  Ahead<T, Words, Checked, Step> next_x, next_grad;
+  WordsAhead<T, Words, Checked, Step> next_x, next_grad;
   RowNumbers<A> next;
   auto fetch = [&](int row) {
     next = row_numbers<N>(a, row);
@@ -139,7 +80,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kMostWarps * kWarp,
         for (int k = 0; k < W; ++k) h[g][k] = part.has(g, k + 1) ? h[g][k] : numbers.mean;
       }
     }
-    Ahead<T, Words, Checked, Step> grad_sum;
+    WordsAhead<T, Words, Checked, Step> grad_sum;
     if constexpr (GradSum) {
       if (row < rows)
         grad_sum.fetch(part, a.grad_sum + row * a.grad_sum_stride);
@@ -174,26 +115,37 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kMostWarps * kWarp,
   if (!a.partial && !a.whole) return;
 
   extern __shared__ __align__(16) unsigned char shared[];
+  const int parts = parts_of(a, teams);
   A* const result = a.partial + blockIdx.x * S * a.n;
-  A* const own = teams == 1 ? result : reinterpret_cast<A*>(shared) + static_cast<int64_t>(which) * S * n;
+  A* const own = parts == 1 ? result : reinterpret_cast<A*>(shared) + static_cast<int64_t>(which) * S * n;
+  auto put_numbers = [&](const auto& sums, A* to) {
 #pragma unroll
-  for (int g = 0; g < Words; ++g) {
+    for (int g = 0; g < Words; ++g) {
 #pragma unroll
-    for (int k = 0; k < W; ++k) {
-      if (!part.has(g, k + 1)) continue;
-      const int at = part.at + g * Step * W + k;
-      if (a.whole && teams == 1) {
-        store_parameter_grad<1>(a, 0, at, {weight_sum[g][k]});
-        if constexpr (N == Norm::layer) store_parameter_grad<1>(a, 1, at, {bias_sum[g][k]});
-        continue;
-      }
-      own[at] = weight_sum[g][k];
-      if constexpr (N == Norm::layer) own[n + at] = bias_sum[g][k];
+      for (int k = 0; k < W; ++k)
+        if (part.has(g, k + 1)) to[part.at + g * Step * W + k] = sums[g][k];
+    }
+  };
+  auto put_gradient = [&](int of, const auto& sums) {
+    if (!a.parameter_grads[of]) return;
+    if (a.wide[of]) return put_numbers(sums, static_cast<A*>(a.parameter_grads[of]));
+    Vector<T, W> packed[Words];
+#pragma unroll
+    for (int g = 0; g < Words; ++g) packed[g] = device::narrow_all<T>(sums[g]);
+    part.put(packed, static_cast<T*>(a.parameter_grads[of]));
+  };
+  if (which < parts) {  // whole warps, or lanes of one whose others have no row and nothing to put
+    if (a.whole && parts == 1) {
+      put_gradient(0, weight_sum);
+      if constexpr (N == Norm::layer) put_gradient(1, bias_sum);
+    } else {
+      put_numbers(weight_sum, own);
+      if constexpr (N == Norm::layer) put_numbers(bias_sum, own + n);
     }
   }
-  if (teams == 1) return;
+  if (parts == 1) return;
   __syncthreads();
-  add_parts(a, reinterpret_cast<const A*>(shared), teams, static_cast<int64_t>(S) * n, result);
+  add_parts(a, reinterpret_cast<const A*>(shared), parts, static_cast<int64_t>(S) * n, result);
 }
 
 // ---- host ------------------------------------------------------------------------------------------------------------
@@ -203,7 +155,6 @@ struct Plan {
   int warps;   // of a row
   int teams;   // of a block
   int blocks;  // of a multiprocessor
-  int threads() const { return lanes ? kLaneThreads : teams * warps * kWarp; }
 };
 
 int64_t words_of(const NormBackward& a) { return ceil_div(a.n, size_of(a.dtype) == 2 ? 2 : 1); }
@@ -225,10 +176,11 @@ template <Norm N, class T, class P, int Words, int Checked, int Lanes>
 int launch(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
   const Backward<T, P> a(args);
   const auto blocks = static_cast<unsigned>(args.chunks);
-  const int words = static_cast<int>(words_of(args));
+  const int words = static_cast<int>(words_of(args)), teams = teams_with_rows(args, plan.teams, plan.lanes);
+  const int threads = teams * (plan.lanes ? plan.lanes : plan.warps * kWarp);
   return dispatch_bool(args.grad_sum != nullptr, [&](auto grad_sum) -> int {
     return launch_kernel(&backward_ragged_kernel<N, T, P, Words, Checked, Lanes, decltype(grad_sum)::value>,
-                         launch_config(blocks, plan.threads(), stream, parts_bytes(args, plan.teams)), a, plan.warps,
+                         launch_config(blocks, threads, stream, parts_bytes(args, teams)), a, plan.warps,
                          words / plan.warps, words % plan.warps);
   });
 }

@@ -10,17 +10,21 @@ namespace {
 
 constexpr int kMostWithResidual = 4;  // vectors a thread; there are no registers for more of two rows
 
+// When parameters are fetched: late, once the sums are there, which leaves registers for another block; early, with the row;
+// or so by few blocks, one a multiprocessor, which have registers for it and nothing else to do while they wait.
+enum class Fetch { late, early, few };
+
 // Threads that are to fit a multiprocessor at once: as many as their registers allow without spills.
-template <Norm N, class T, class P, int Vectors, int Threads, bool Early>
+template <Norm N, class T, class P, int Vectors, int Threads, Fetch F>
 constexpr int resident_threads() {
+  if (F == Fetch::few) return Threads;
   if (sizeof(P) != sizeof(T)) return 1024;
-  if (!Early) return Threads <= 256 && sizeof(T) < 8 ? 1280 : 1024;
+  if (F == Fetch::late) return Threads <= 256 && sizeof(T) < 8 ? 1280 : 1024;
   if (Vectors > kVectors) return 1024;
   return N == Norm::rms && Threads == 512 ? 1536 : 1280;
 }
 
-// Lanes: those of a row; 0: the block. Early: parameters are fetched with the row, else once the sums are there, which
-// leaves registers for another block.
+// Lanes: those of a row; 0: the block.
 template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, bool Early>
 __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   using A = accumulate_t<T>;
@@ -54,14 +58,6 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   if constexpr (Early) {
 #pragma unroll
     for (int g = 0; g < Vectors; ++g) fetch_parameters(g);
-  } else if (a.few) {  // nothing else hides how long they take to come; where blocks follow each other it slows them
-#pragma unroll
-    for (int g = 0; g < Vectors; ++g) {
-      int i = at[g];
-      asm volatile("" : "+r"(i));  // an address of its own: nobody is to hold it until they are read
-      if (a.weight) device::prefetch(a.weight + i * W);
-      if (N == Norm::layer && a.bias) device::prefetch(a.bias + i * W);
-    }
   }
   if (Vectors <= kMostWithResidual && a.residual) {
     const T* residual = a.residual + source * a.residual_stride;
@@ -146,19 +142,18 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   }
 }
 
-template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, bool Early>
-__global__ void __launch_bounds__(Threads,
-                                  resident_blocks(Threads, resident_threads<N, T, P, Vectors, Threads, Early>()))
+template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, Fetch F>
+__global__ void __launch_bounds__(Threads, resident_blocks(Threads, resident_threads<N, T, P, Vectors, Threads, F>()))
     forward_kernel(const __grid_constant__ Forward<T, P> a) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  forward_rows<N, T, P, Vectors, Lanes, Threads, Early>(a);
+  forward_rows<N, T, P, Vectors, Lanes, Threads, F != Fetch::late>(a);
 }
 
 // Many rows of two warps each are launched late, and do not wait: blocks that many and that short lose more by the wait
 // than an early launch saves.
 template <Norm N, class T, class P>
-__global__ void __launch_bounds__(64, resident_blocks(64, resident_threads<N, T, P, kVectors, 64, true>()))
+__global__ void __launch_bounds__(64, resident_blocks(64, resident_threads<N, T, P, kVectors, 64, Fetch::early>()))
     forward_pair_kernel(const __grid_constant__ Forward<T, P> a) {
   forward_rows<N, T, P, kVectors, 0, 64, true>(a);
 }
@@ -232,13 +227,16 @@ int launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
   for (int64_t row = 0; row < all.rows; row += kMostBlocks * kRows) {
     const Forward<T, P> a = all.from_row(N, row);
     const auto blocks = static_cast<unsigned>(std::min(ceil_div(a.rows, kRows), kMostBlocks));
-    constexpr bool kEarly = (Lanes && sizeof(P) == sizeof(T)) || Vectors <= kVectors;
+    constexpr Fetch kFetch = (Lanes && sizeof(P) == sizeof(T)) || Vectors <= kVectors ? Fetch::early : Fetch::late;
+    constexpr Fetch kOfFew = kFetch == Fetch::late && Threads != 256 ? Fetch::few : kFetch;  // 256: of many rows alone
     const auto config = launch_config(blocks, threads, stream);
     int error;
-    if (Threads == 64 && !all.few)
+    if (all.few)
+      error = launch_kernel(&forward_kernel<N, T, P, Vectors, Lanes, Threads, kOfFew>, config, a);
+    else if constexpr (Threads == 64)
       error = launch_late_kernel(&forward_pair_kernel<N, T, P>, config, a);
     else
-      error = launch_kernel(&forward_kernel<N, T, P, Vectors, Lanes, Threads, kEarly>, config, a);
+      error = launch_kernel(&forward_kernel<N, T, P, Vectors, Lanes, Threads, kFetch>, config, a);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -258,7 +256,7 @@ int launch_long(const NormForward& args, cudaStream_t stream) {
 
 // By the number of vectors in a row: lanes of a warp while a few vectors a lane are enough, two warps likewise, then blocks
 // with more a thread. Three a thread where two would leave a fourth of the threads without: rows of 192, 384, 768, 1536,
-// 3072 halves.
+// 3072 halves; and where blocks of four would leave a fourth of the multiprocessor: rows of 9216 and 12288.
 template <Norm N, class T, class P>
 int launch_registers(const NormForward& args, cudaStream_t stream) {
   const Forward<T, P> a(args);
@@ -272,7 +270,8 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
   if (vectors <= 16 * kThree) return launch<N, T, P, kThree, 16, kSmall>(a, kSmall, stream);
   if (vectors > 32 * kFew && vectors <= 32 * kThree) return launch<N, T, P, kThree, 32, kSmall>(a, kSmall, stream);
   // Whole warps of three, where four a thread would leave some without.
-  if (vectors > 64 * kFew && vectors <= 512 * kThree && vectors % (3 * kWarp) == 0 && vectors % (4 * kWarp) != 0)
+  const bool fourth_idle = vectors % (4 * kWarp) != 0 || (threads(kMany) > 256 && threads(kMany) < 512);
+  if (vectors > 64 * kFew && vectors <= 512 * kThree && vectors % (3 * kWarp) == 0 && fourth_idle)
     return launch<N, T, P, kThree, 0, 512>(a, threads(kThree), stream);
   if (vectors <= 32 * kFew) return launch<N, T, P, kFew, 32, kSmall>(a, kSmall, stream);
   if (vectors <= 64 * kFew) return launch<N, T, P, kFew, 0, 64>(a, threads(kFew), stream);

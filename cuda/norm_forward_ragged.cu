@@ -8,21 +8,24 @@ namespace {
 
 // Blocks that are to fit a multiprocessor at once: as many threads as the registers allow without spills.
 template <class T, class P>
-constexpr int ragged_blocks(int words, int threads) {
+constexpr int ragged_blocks(int words, int threads, bool few) {
+  if (few) return 1;
   if (words == 14) return 7;
   return resident_blocks(threads, sizeof(T) < 8 && sizeof(P) == sizeof(T) && words * kWord<T> <= 16 ? 1280 : 1024);
 }
 
-// Lanes: those of a row; 0: the block, whose warps have `each` words of it, the first `more` of them one word more.
-template <Norm N, class T, class P, int Words, int Checked, int Lanes, int Threads>
-__global__ void __launch_bounds__(Threads, ragged_blocks<T, P>(Words, Threads))
+// Lanes: those of a row; 0: the block, whose warps have `each` words of it, the first `more` of them one word more. Few: a
+// block a multiprocessor at most, with registers to have all that it reads on its way at once.
+template <Norm N, class T, class P, int Words, int Checked, int Lanes, int Threads, bool Few>
+__global__ void __launch_bounds__(Threads, ragged_blocks<T, P>(Words, Threads, Few))
     forward_ragged_kernel(const __grid_constant__ Forward<T, P> a, int each, int more) {
   using A = accumulate_t<T>;
-  constexpr int W = kWord<T>, kTeamRows = Lanes ? Threads / Lanes : 1;
+  constexpr int W = kWord<T>, kTeamRows = Lanes ? Threads / Lanes : 1, kStep = Lanes ? Lanes : kWarp;
   // Elements as they are computed with, kept from pass to pass; else the packed ones alone.
   constexpr bool kKeep = Words < 16 || W == 1;
   // Parameters are fetched with the row, else once the sums are there.
-  constexpr bool kEarly = sizeof(T) < 8 ? Words < 16 && (Words * W <= 16 || sizeof(P) == sizeof(T)) : Words <= 4;
+  constexpr bool kRoom = sizeof(T) < 8 ? Words < 16 && (Words * W <= 16 || sizeof(P) == sizeof(T)) : Words <= 4;
+  constexpr bool kEarly = Few || kRoom;
   const int thread = Lanes ? threadIdx.x % Lanes : threadIdx.x, warp = threadIdx.x / kWarp;
   const int n = static_cast<int>(a.n);
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kTeamRows + (Lanes ? threadIdx.x / Lanes : 0);
@@ -30,7 +33,7 @@ __global__ void __launch_bounds__(Threads, ragged_blocks<T, P>(Words, Threads))
   const bool live = !Lanes || row < a.rows;
   const int64_t source = live ? row : a.rows - 1;
 
-  Part<Words, Checked, Lanes ? Lanes : kWarp, W> part;
+  Part<Words, Checked, kStep, W> part;
   if constexpr (Lanes) {
     part.at = thread * W;
     part.left = n - part.at;
@@ -45,36 +48,46 @@ __global__ void __launch_bounds__(Threads, ragged_blocks<T, P>(Words, Threads))
 
   constexpr int kHeld = kEarly ? Words : 4;  // words of parameters at a time
   Vector<P, W> w[kHeld], b[kHeld];
+  P last_w = {}, last_b = {};
   auto fetch_parameters = [&](int begin) {
     if (a.weight) {
-      part.fetch(w, a.weight, begin, begin + kHeld);
+      part.fetch(w, last_w, a.weight, begin, begin + kHeld);
     } else {
 #pragma unroll
       for (int g = 0; g < kHeld; ++g) w[g] = *reinterpret_cast<const Vector<P, W>*>(&kOne<P>);
     }
     if constexpr (N == Norm::layer) {
       if (a.bias) {
-        part.fetch(b, a.bias, begin, begin + kHeld);
+        part.fetch(b, last_b, a.bias, begin, begin + kHeld);
       } else {
 #pragma unroll
         for (int g = 0; g < kHeld; ++g) b[g] = *reinterpret_cast<const Vector<P, W>*>(&kMinusZero<P>);
       }
     }
   };
+  auto settle_parameters = [&](int begin) {
+    if (a.weight) part.settle(w, last_w, begin, begin + kHeld);
+    if (N == Norm::layer && a.bias) part.settle(b, last_b, begin, begin + kHeld);
+  };
   if constexpr (kEarly) fetch_parameters(0);
-  Vector<T, W> x[Words];
-  const T* input = a.input + source * a.input_stride;
-  T first = N == Norm::layer ? *input : T{};
-  // The halves of one row are joined to words before those of the other are asked for.
-  if (a.few && a.residual) part.prefetch(a.residual + source * a.residual_stride);
-  part.fetch(x, input, 0, Words);
+  if constexpr (kEarly && !Few) settle_parameters(0);
+  const T *input = a.input + source * a.input_stride, *residual = a.residual + source * a.residual_stride;
+  T first = N == Norm::layer ? *input : T{}, residual_first = {};
+  using Row = std::conditional_t<Few, WordsAhead<T, Words, Checked, kStep>, WordsNow<T, Words, Checked, kStep>>;
+  Row of_input, of_residual;
+  of_input.fetch(part, input);
   if (a.residual) {
-    const T* residual = a.residual + source * a.residual_stride;
-    Vector<T, W> r[Words];
-    part.fetch(r, residual, 0, Words);
-    if constexpr (N == Norm::layer) first = rounded_sum(first, *residual);
+    of_residual.fetch(part, residual);
+    if constexpr (N == Norm::layer) residual_first = *residual;
+  }
+  if constexpr (kEarly && Few) settle_parameters(0);
+  of_input.settle(part);
+  Vector<T, W>(&x)[Words] = of_input.x;
+  if (a.residual) {
+    of_residual.settle(part);
+    if constexpr (N == Norm::layer) first = rounded_sum(first, residual_first);
 #pragma unroll
-    for (int g = 0; g < Words; ++g) x[g] = rounded_sum(x[g], r[g]);
+    for (int g = 0; g < Words; ++g) x[g] = rounded_sum(x[g], of_residual.x[g]);
     if (live) part.put(x, a.sum + row * a.n);
   }
 
@@ -121,7 +134,10 @@ __global__ void __launch_bounds__(Threads, ragged_blocks<T, P>(Words, Threads))
   const Scale<A> scaled = scale_of<N>(a, moments, row, thread == 0);
 
   each_word(false, [&](int g, A(&d)[W]) {
-    if (!kEarly && g % kHeld == 0) fetch_parameters(g);
+    if (!kEarly && g % kHeld == 0) {
+      fetch_parameters(g);
+      settle_parameters(g);
+    }
     if constexpr (N == Norm::layer && !kKeep) {
 #pragma unroll
       for (int k = 0; k < W; ++k) d[k] -= moments.mean;
@@ -140,9 +156,11 @@ int launch(const Forward<T, P>& all, int words, int warps, cudaStream_t stream) 
   for (int64_t row = 0; row < all.rows; row += kMostBlocks * kRows) {
     const Forward<T, P> a = all.from_row(N, row);
     const auto blocks = static_cast<unsigned>(std::min(ceil_div(a.rows, kRows), kMostBlocks));
-    const int error =
-        launch_kernel(&forward_ragged_kernel<N, T, P, Words, Checked, Lanes, Threads>,
-                      launch_config(blocks, Lanes ? Threads : warps * kWarp, stream), a, words / warps, words % warps);
+    const auto config = launch_config(blocks, Lanes ? Threads : warps * kWarp, stream);
+    const int error = dispatch_bool(a.few, [&](auto few) -> int {
+      return launch_kernel(&forward_ragged_kernel<N, T, P, Words, Checked, Lanes, Threads, decltype(few)::value>,
+                           config, a, words / warps, words % warps);
+    });
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

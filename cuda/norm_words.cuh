@@ -1,8 +1,11 @@
 #pragma once
 // Rows that may start at any element, in words of 4 bytes, or one element if it is larger. The lanes of a warp take
 // neighbouring words, at offsets that are constants in the code. A row of halves that starts within 4 bytes is read by single
-// halves in place of words (what the backward walks over, by shifted words), and written in words to which two lanes give a
-// half each. No lane touches what lies outside its row, and which elements a thread has depends on n alone.
+// halves, or in words that begin a half earlier, and written in words to which two lanes give a half each. No lane touches
+// what lies outside its row, and which elements a thread has depends on n alone.
+//
+// Reading is in two steps, so that more than one row is on its way at a time: fetch asks for words and for the half that no
+// whole word has, settle puts them together, for which it waits.
 #include "norm.cuh"
 
 namespace fastops::FASTOPS_ARCH {
@@ -19,19 +22,20 @@ struct Part {
   __device__ bool has(int g, int elements) const { return g < Words - Checked || g * Step * W + elements <= left; }
   __device__ bool has_half(int g) const { return g >= Words - Checked && g * Step * W + 1 == left; }
 
-  // p: of the row. What lies behind the end is 0.
+  // p: of the row. Words begin to end, and the last element where it is half a word. What lies behind the end is 0. Of single
+  // halves it waits for all.
   template <class P>
-  __device__ void fetch(Vector<P, W>* x, const P* p, int begin, int end) const {
+  __device__ void fetch(Vector<P, W>* x, P& last, const P* p, int begin, int end) const {
     const bool whole = W == 1 || reinterpret_cast<uintptr_t>(p) % sizeof(Vector<P, W>) == 0;
     const P* from = p + at;
+    last = {};
+    if (W == 2 && left > 0 && left % (Step * W) == 1) last = from[left - 1];
     if (whole) {
 #pragma unroll
       for (int g = begin; g < end; ++g) {
         const P* word = from + g * Step * W;
-        Vector<P, W> v = {};
-        if (has(g, W)) v = *reinterpret_cast<const Vector<P, W>*>(word);
-        if (W == 2 && has_half(g)) v = joined(*word, P{});
-        x[g - begin] = v;
+        x[g - begin] = {};
+        if (has(g, W)) x[g - begin] = *reinterpret_cast<const Vector<P, W>*>(word);
       }
     } else if constexpr (W == 2) {
 #pragma unroll
@@ -46,11 +50,10 @@ struct Part {
   }
 
   template <class P>
-  __device__ void prefetch(const P* p) const {
-    const P* from = p + at;
-    asm volatile("" : "+l"(from));  // an address of its own, which nobody is to hold
-#pragma unroll 1
-    for (int k = 0; k < left; k += Step * W) device::prefetch(from + k);
+  __device__ void settle(Vector<P, W>* x, P last, int begin, int end) const {
+#pragma unroll
+    for (int g = begin; g < end; ++g)
+      if (W == 2 && has_half(g)) x[g - begin] = joined(last, P{});
   }
 
   template <class T>
@@ -107,6 +110,77 @@ struct Part {
     else
       return v.at[0];
   }
+};
+
+// A row's words on their way. `shifted`: each begins an element earlier.
+template <class T, int Words, int Checked, int Step>
+struct WordsAhead {
+  static constexpr int W = kWord<T>;
+  using Mine = Part<Words, Checked, Step, W>;
+  Vector<T, W> x[Words];
+  unsigned head, last;  // the row's first element, the part's last one, where no word has them
+  bool shifted;
+
+  __device__ void clear() {
+#pragma unroll
+    for (int g = 0; g < Words; ++g) x[g] = {};
+    head = last = 0;
+    shifted = false;
+  }
+
+  __device__ void fetch(const Mine& part, const T* row) {
+    clear();
+    const T* from = row + part.at;
+    if constexpr (W == 1) {
+#pragma unroll
+      for (int g = 0; g < Words; ++g)
+        if (part.has(g, 1)) x[g].at[0] = from[g * Step];
+    } else {
+      shifted = reinterpret_cast<uintptr_t>(row) % 4 != 0;
+      const bool first = shifted && part.at == 0;
+      const unsigned* words = reinterpret_cast<const unsigned*>(from - shifted);
+#pragma unroll
+      for (int g = 0; g < Words; ++g)
+        if (part.has(g, 2 - shifted) && !(g == 0 && first)) x[g].pair[0] = words[g * Step];
+      if (first && part.left > 0) head = row->bits;
+      if (part.left > 0 && part.left % (Step * W) == 1 + shifted) last = from[part.left - 1].bits;
+    }
+  }
+
+  // Makes each word the part's own. All lanes of a warp take part.
+  __device__ void settle(const Mine& part) {
+    if constexpr (W == 2) {
+      if (Step < kWarp || shifted) {
+        const int lane = threadIdx.x % Step;
+        x[0].pair[0] |= head << 16;
+        auto after = [&](int g) { return __shfl_sync(0xffffffffu, x[g].pair[0], (lane + 1) % Step, Step); };
+        unsigned around = after(0);
+#pragma unroll
+        for (int g = 0; g < Words; ++g) {
+          const unsigned next = g + 1 < Words ? after(g + 1) : 0;
+          const unsigned both = __byte_perm(x[g].pair[0], lane == Step - 1 ? next : around, 0x5432);
+          if (shifted) x[g].pair[0] = both;
+          around = next;
+        }
+      }
+      const unsigned placed = last << (shifted ? 16 : 0);
+#pragma unroll
+      for (int g = Words - Checked; g < Words; ++g)
+        if (g * Step * W + 1 + shifted == part.left) x[g].pair[0] |= placed;
+    }
+  }
+};
+
+// A row's words by Part's own means, in fewer registers.
+template <class T, int Words, int Checked, int Step>
+struct WordsNow {
+  static constexpr int W = kWord<T>;
+  using Mine = Part<Words, Checked, Step, W>;
+  Vector<T, W> x[Words];
+  T last;
+
+  __device__ void fetch(const Mine& part, const T* row) { part.fetch(x, last, row, 0, Words); }
+  __device__ void settle(const Mine& part) { part.settle(x, last, 0, Words); }
 };
 
 }  // namespace fastops::FASTOPS_ARCH

@@ -29,7 +29,7 @@ TYPES = [  # data, weight, bias
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
 @pytest.mark.parametrize("types", TYPES, ids=lambda types: " ".join(str(t).removeprefix("torch.") for t in types))
 @pytest.mark.parametrize("n", [8, 61, 768, 769, 1500, 4096, 12288, 65536])
-@pytest.mark.parametrize("rows", [1, 2, 37])
+@pytest.mark.parametrize("rows", [1, 2, 5, 37])
 def test_of_few_rows(name: str, types: tuple[torch.dtype, ...], n: int, rows: int, device: torch.device) -> None:
     count = 2 if name == "layer_norm" else 1
     x, grad = (Make(device, types[0], seed)(rows, n) for seed in (1, 2))

@@ -71,9 +71,6 @@ __device__ inline void store_if(bool own, V* p, const V& v) {
   }
 }
 
-// Brings what lies there into the L2 cache.
-__device__ inline void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-
 // Makes the compiler take v as new, so that it widens it again rather than hold twice the registers from pass to pass.
 template <class T, int N>
 __device__ inline void hold_narrow(Vector<T, N>& v) {
