@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kMostWarps * kWarp,
   Vector<P, W> w[Words];
   if (a.weight) {
     P last;
-    part.fetch(w, last, a.weight, 0, Words);
+    part.ask(w, last, a.weight, 0, Words);
     part.settle(w, last, 0, Words);
   } else {
 #pragma unroll

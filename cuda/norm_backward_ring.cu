@@ -37,13 +37,11 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
   const unsigned bytes = vectors * sizeof(Row);
   Row* const ring = reinterpret_cast<Row*>(shared) + which * stages * kTensors * part.most;
   auto slot_of = [&](int slot, int tensor) { return ring + (slot * kTensors + tensor) * part.most; };
-  const int clusters = gridDim.x / cluster, step = clusters * teams, rows = static_cast<int>(a.rows);
-  const int first_row = which * clusters + blockIdx.x / cluster;
-  // A row each at most: it goes to registers at once, which is the shorter way.
-  const bool ringless = rows <= step;
-  if (!ringless || cluster > 1) ring_begin(&arrived[0][0], teams * kMostStages, told, cluster);
+  ring_begin(&arrived[0][0], teams * kMostStages, told, cluster);
   wait_for_earlier_kernels();
 
+  const int clusters = gridDim.x / cluster, step = clusters * teams, rows = static_cast<int>(a.rows);
+  const int first_row = which * clusters + blockIdx.x / cluster;
   auto fetch = [&](int row, int slot) {
     if (row >= rows) return;
     device::Barrier* barrier = &arrived[which][slot];
@@ -53,7 +51,7 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
     if constexpr (GradSum)
       device::bulk_copy(slot_of(slot, 2), a.grad_sum + row * a.grad_sum_stride + begin * W, bytes, barrier);
   };
-  if (thread == 0 && !ringless)
+  if (thread == 0)
     for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
   let_next_kernel_start();
 
@@ -73,34 +71,21 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
     const RowNumbers<float> numbers = next;
     next = row_numbers<N>(a, row + step);
     const int turn = count & 1;
-    Row x[V], incoming[V], grad_sum[GradSum ? V : 1];
-    auto read = [&](const Row* inputs, const Row* grads, const Row* grad_sums) {
-#pragma unroll
-      for (int g = 0; g < V; ++g) {
-        const int i = g * team + thread;
-        x[g] = incoming[g] = Row{};
-        if (i >= vectors) continue;
-        x[g] = inputs[i];
-        incoming[g] = grads[i];
-        if constexpr (GradSum) grad_sum[g] = grad_sums[i];
-      }
-    };
-    if (ringless) {
-      auto part_of = [&](const T* tensor, int64_t stride) {
-        return reinterpret_cast<const Row*>(tensor + row * stride) + begin;
-      };
-      read(part_of(a.input, a.input_stride), part_of(a.grad, a.grad_stride), part_of(a.grad_sum, a.grad_sum_stride));
-    } else {
-      device::barrier_wait(&arrived[which][slot], parity);
-      read(slot_of(slot, 0), slot_of(slot, 1), slot_of(slot, GradSum ? 2 : 0));
-    }
+    device::barrier_wait(&arrived[which][slot], parity);
     float h[V][W], grad[V][W];
     Sums<float, S> sums = {};
+    Row grad_sum[GradSum ? V : 1];
 #pragma unroll
     for (int g = 0; g < V; ++g) {
       const int i = g * team + thread;
-      device::widen(x[g], h[g]);
-      device::widen(incoming[g], grad[g]);
+      Row x = {}, incoming = {};
+      if (i < vectors) {
+        x = slot_of(slot, 0)[i];
+        incoming = slot_of(slot, 1)[i];
+        if constexpr (GradSum) grad_sum[g] = slot_of(slot, 2)[i];
+      }
+      device::widen(x, h[g]);
+      device::widen(incoming, grad[g]);
       if constexpr (!kHoldParameters) w[0] = weight(i);
       first_pass<N, W, float>(h[g], grad[g], i < vectors, w[kHoldParameters ? g : 0], a.offset, numbers, sums,
                               weight_sum[g], bias_sum[N == Norm::layer ? g : 0]);
@@ -226,10 +211,7 @@ int64_t norm_backward_ring_chunks(const NormBackward& a) {
 
 int norm_backward_ring(const NormBackward& args, void* stream) {
   if (wide_takes(args)) return norm_backward_wide(args, stream);
-  Plan plan = plan_of(args);
-  const int teams = teams_with_rows(args, plan.teams, 0);
-  plan.ring.threads = teams * plan.warps * kWarp;
-  plan.ring.shared_bytes = plan.ring.shared_bytes / plan.teams * teams;
+  const Plan plan = plan_of(args);
   return static_cast<int>(with_kernel(args, [&](auto* kernel, const auto& a, LastAnswer&) -> int64_t {
     return launch_ring(kernel, plan.ring, args.chunks, a, stream, plan.warps);
   }));

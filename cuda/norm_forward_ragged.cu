@@ -49,46 +49,62 @@ __global__ void __launch_bounds__(Threads, ragged_blocks<T, P>(Words, Threads, F
   constexpr int kHeld = kEarly ? Words : 4;  // words of parameters at a time
   Vector<P, W> w[kHeld], b[kHeld];
   P last_w = {}, last_b = {};
+  auto fetch_words = [&](Vector<P, W>(&to)[kHeld], P& last, const P* from, int begin) {
+    if constexpr (Few)
+      part.ask(to, last, from, begin, begin + kHeld);
+    else
+      part.fetch(to, from, begin, begin + kHeld);
+  };
   auto fetch_parameters = [&](int begin) {
     if (a.weight) {
-      part.fetch(w, last_w, a.weight, begin, begin + kHeld);
+      fetch_words(w, last_w, a.weight, begin);
     } else {
 #pragma unroll
       for (int g = 0; g < kHeld; ++g) w[g] = *reinterpret_cast<const Vector<P, W>*>(&kOne<P>);
     }
     if constexpr (N == Norm::layer) {
       if (a.bias) {
-        part.fetch(b, last_b, a.bias, begin, begin + kHeld);
+        fetch_words(b, last_b, a.bias, begin);
       } else {
 #pragma unroll
         for (int g = 0; g < kHeld; ++g) b[g] = *reinterpret_cast<const Vector<P, W>*>(&kMinusZero<P>);
       }
     }
   };
-  auto settle_parameters = [&](int begin) {
-    if (a.weight) part.settle(w, last_w, begin, begin + kHeld);
-    if (N == Norm::layer && a.bias) part.settle(b, last_b, begin, begin + kHeld);
-  };
   if constexpr (kEarly) fetch_parameters(0);
-  if constexpr (kEarly && !Few) settle_parameters(0);
   const T *input = a.input + source * a.input_stride, *residual = a.residual + source * a.residual_stride;
-  T first = N == Norm::layer ? *input : T{}, residual_first = {};
-  using Row = std::conditional_t<Few, WordsAhead<T, Words, Checked, kStep>, WordsNow<T, Words, Checked, kStep>>;
-  Row of_input, of_residual;
-  of_input.fetch(part, input);
-  if (a.residual) {
-    of_residual.fetch(part, residual);
-    if constexpr (N == Norm::layer) residual_first = *residual;
-  }
-  if constexpr (kEarly && Few) settle_parameters(0);
-  of_input.settle(part);
-  Vector<T, W>(&x)[Words] = of_input.x;
-  if (a.residual) {
-    of_residual.settle(part);
+  T first = N == Norm::layer ? *input : T{};
+  Vector<T, W> x[Words];
+  auto add_residual = [&](const Vector<T, W>(&r)[Words], T residual_first) {
     if constexpr (N == Norm::layer) first = rounded_sum(first, residual_first);
 #pragma unroll
-    for (int g = 0; g < Words; ++g) x[g] = rounded_sum(x[g], of_residual.x[g]);
+    for (int g = 0; g < Words; ++g) x[g] = rounded_sum(x[g], r[g]);
     if (live) part.put(x, a.sum + row * a.n);
+  };
+  if constexpr (Few) {
+    WordsAhead<T, Words, Checked, kStep> of_input, of_residual;
+    T residual_first = {};
+    of_input.fetch(part, input);
+    if (a.residual) {
+      of_residual.fetch(part, residual);
+      if constexpr (N == Norm::layer) residual_first = *residual;
+    }
+    if (a.weight) part.settle(w, last_w, 0, kHeld);
+    if (N == Norm::layer && a.bias) part.settle(b, last_b, 0, kHeld);
+    of_input.settle(part);
+#pragma unroll
+    for (int g = 0; g < Words; ++g) x[g] = of_input.x[g];
+    if (a.residual) {
+      of_residual.settle(part);
+      add_residual(of_residual.x, residual_first);
+    }
+  } else {
+    part.fetch(x, input, 0, Words);
+    if (a.residual) {
+      Vector<T, W> r[Words];
+      part.fetch(r, residual, 0, Words);
+      add_residual(r, N == Norm::layer ? *residual : T{});
+    }
   }
 
   auto sum_up = [&](auto& sums, auto& scratch) {
@@ -134,10 +150,7 @@ __global__ void __launch_bounds__(Threads, ragged_blocks<T, P>(Words, Threads, F
   const Scale<A> scaled = scale_of<N>(a, moments, row, thread == 0);
 
   each_word(false, [&](int g, A(&d)[W]) {
-    if (!kEarly && g % kHeld == 0) {
-      fetch_parameters(g);
-      settle_parameters(g);
-    }
+    if (!kEarly && g % kHeld == 0) fetch_parameters(g);
     if constexpr (N == Norm::layer && !kKeep) {
 #pragma unroll
       for (int k = 0; k < W; ++k) d[k] -= moments.mean;
@@ -157,7 +170,8 @@ int launch(const Forward<T, P>& all, int words, int warps, cudaStream_t stream) 
     const Forward<T, P> a = all.from_row(N, row);
     const auto blocks = static_cast<unsigned>(std::min(ceil_div(a.rows, kRows), kMostBlocks));
     const auto config = launch_config(blocks, Lanes ? Threads : warps * kWarp, stream);
-    const int error = dispatch_bool(a.few, [&](auto few) -> int {
+    // A warp that has a whole row of one tensor asks for all of it at once by itself, in fewer instructions.
+    const int error = dispatch_bool(a.few && (!Lanes || a.residual), [&](auto few) -> int {
       return launch_kernel(&forward_ragged_kernel<N, T, P, Words, Checked, Lanes, Threads, decltype(few)::value>,
                            config, a, words / warps, words % warps);
     });

@@ -3,9 +3,6 @@
 // neighbouring words, at offsets that are constants in the code. A row of halves that starts within 4 bytes is read by single
 // halves, or in words that begin a half earlier, and written in words to which two lanes give a half each. No lane touches
 // what lies outside its row, and which elements a thread has depends on n alone.
-//
-// Reading is in two steps, so that more than one row is on its way at a time: fetch asks for words and for the half that no
-// whole word has, settle puts them together, for which it waits.
 #include "norm.cuh"
 
 namespace fastops::FASTOPS_ARCH {
@@ -22,33 +19,36 @@ struct Part {
   __device__ bool has(int g, int elements) const { return g < Words - Checked || g * Step * W + elements <= left; }
   __device__ bool has_half(int g) const { return g >= Words - Checked && g * Step * W + 1 == left; }
 
-  // p: of the row. Words begin to end, and the last element where it is half a word. What lies behind the end is 0. Of single
-  // halves it waits for all.
+  // p: of the row, words begin to end. What lies behind the end is 0.
   template <class P>
-  __device__ void fetch(Vector<P, W>* x, P& last, const P* p, int begin, int end) const {
-    const bool whole = W == 1 || reinterpret_cast<uintptr_t>(p) % sizeof(Vector<P, W>) == 0;
+  __device__ void fetch(Vector<P, W>* x, const P* p, int begin, int end) const {
+    if (!whole(p)) return fetch_halves(x, p, begin, end);
     const P* from = p + at;
-    last = {};
-    if (W == 2 && left > 0 && left % (Step * W) == 1) last = from[left - 1];
-    if (whole) {
 #pragma unroll
-      for (int g = begin; g < end; ++g) {
-        const P* word = from + g * Step * W;
-        x[g - begin] = {};
-        if (has(g, W)) x[g - begin] = *reinterpret_cast<const Vector<P, W>*>(word);
-      }
-    } else if constexpr (W == 2) {
-#pragma unroll
-      for (int g = begin; g < end; ++g) {
-        const P* word = from + g * Step * W;
-        P first = {}, second = {};
-        if (has(g, 1)) first = word[0];
-        if (has(g, 2)) second = word[1];
-        x[g - begin] = joined(first, second);
-      }
+    for (int g = begin; g < end; ++g) {
+      const P* word = from + g * Step * W;
+      Vector<P, W> v = {};
+      if (has(g, W)) v = *reinterpret_cast<const Vector<P, W>*>(word);
+      if (W == 2 && has_half(g)) v = joined(*word, P{});
+      x[g - begin] = v;
     }
   }
 
+  // The same in two steps: the first asks for the words and, by itself, for the half that no whole word has; the second puts
+  // it in its place, and waits. Of single halves the first waits as well.
+  template <class P>
+  __device__ void ask(Vector<P, W>* x, P& last, const P* p, int begin, int end) const {
+    const P* from = p + at;
+    last = {};
+    if (W == 2 && left > 0 && left % (Step * W) == 1) last = from[left - 1];
+    if (!whole(p)) return fetch_halves(x, p, begin, end);
+#pragma unroll
+    for (int g = begin; g < end; ++g) {
+      const P* word = from + g * Step * W;
+      x[g - begin] = {};
+      if (has(g, W)) x[g - begin] = *reinterpret_cast<const Vector<P, W>*>(word);
+    }
+  }
   template <class P>
   __device__ void settle(Vector<P, W>* x, P last, int begin, int end) const {
 #pragma unroll
@@ -58,9 +58,8 @@ struct Part {
 
   template <class T>
   __device__ void put(const Vector<T, W> (&x)[Words], T* p) const {
-    const bool whole = W == 1 || reinterpret_cast<uintptr_t>(p) % sizeof(Vector<T, W>) == 0;
     T* to = p + at;
-    if (whole) {
+    if (whole(p)) {
 #pragma unroll
       for (int g = 0; g < Words; ++g) {
         T* word = to + g * Step * W;
@@ -92,6 +91,24 @@ struct Part {
   }
 
  private:
+  template <class P>
+  static __device__ bool whole(const P* p) {
+    return W == 1 || reinterpret_cast<uintptr_t>(p) % sizeof(Vector<P, W>) == 0;
+  }
+  template <class P>
+  __device__ void fetch_halves(Vector<P, W>* x, const P* p, int begin, int end) const {
+    if constexpr (W == 2) {
+      const P* from = p + at;
+#pragma unroll
+      for (int g = begin; g < end; ++g) {
+        const P* word = from + g * Step * W;
+        P first = {}, second = {};
+        if (has(g, 1)) first = word[0];
+        if (has(g, 2)) second = word[1];
+        x[g - begin] = joined(first, second);
+      }
+    }
+  }
   template <class P>
   static __device__ Vector<P, W> joined(P first, P second) {
     Vector<P, W> v = {};
@@ -169,18 +186,6 @@ struct WordsAhead {
         if (g * Step * W + 1 + shifted == part.left) x[g].pair[0] |= placed;
     }
   }
-};
-
-// A row's words by Part's own means, in fewer registers.
-template <class T, int Words, int Checked, int Step>
-struct WordsNow {
-  static constexpr int W = kWord<T>;
-  using Mine = Part<Words, Checked, Step, W>;
-  Vector<T, W> x[Words];
-  T last;
-
-  __device__ void fetch(const Mine& part, const T* row) { part.fetch(x, last, row, 0, Words); }
-  __device__ void settle(const Mine& part) { part.settle(x, last, 0, Words); }
 };
 
 }  // namespace fastops::FASTOPS_ARCH

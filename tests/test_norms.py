@@ -295,7 +295,7 @@ def test_a_rows_bits_do_not_depend_on_where_it_lies(
     )
     alone = norm(total, (n,), *affine, 1e-3)
     for k, (start, gap) in enumerate(itertools.product(range(0, 8, 3 if n > 40 else 1), (0, 1, 6))):
-        # Each row starts at another one of the places in 16 bytes, where n is odd. On CUDA also more than multiprocessors.
+        # Each row starts at another place in 16 bytes, where n is odd. On CUDA also more rows than multiprocessors.
         rows = 200 if device.type == "cuda" and k % 2 else 9
         moved = [placed(p[None], (start * (j + 1) + k) % 8, 0)[0] for j, p in enumerate(affine)]
         many_x = placed(x.expand(rows, n), start, gap)
