@@ -1,4 +1,4 @@
-"""Makes the files of results/h200 that the benchmarks write, each by one command, or lists the commands."""
+"""Measures on a GPU what results/h200 is to have, a file a command, or lists the commands."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Bench:
         return words
 
     def compiling(self) -> list[Bench]:
-        """What leaves behind all that torch.compile makes for it, an op each."""
+        """What leaves torch.compile's work for its calls behind, an op each, but for the small ones of ``host``."""
         return [replace(self, ops=(op,), measure="call", peers="compile") for op in self.ops]
 
 
@@ -55,7 +55,7 @@ BENCHES = {
     "bench-first": Bench(("rms_norm",), "first"),
 }
 COMMANDS = {name: bench.arguments() for name, bench in BENCHES.items()}
-COMMANDS["kit"] = [str(Path(__file__).with_name("kit.py"))]
+COMMANDS["kit"] = [os.path.relpath(Path(__file__).with_name("kit.py"))]
 
 
 def run(args: list[str], file: Path, log: Path) -> tuple[int, float]:
@@ -69,9 +69,16 @@ def run(args: list[str], file: Path, log: Path) -> tuple[int, float]:
 
 def fill_caches(names: list[str], processes: int, scratch: Path) -> None:
     benches = [BENCHES[name] for name in names if name in BENCHES and BENCHES[name].measure != "first"]
+    parts = list(chain.from_iterable(bench.compiling() for bench in benches))
+
+    def fill(part: Bench) -> None:
+        number = parts.index(part)
+        log = scratch / f"warm-{number}.txt"
+        if run(part.arguments(), scratch / f"warm-{number}.json", log)[0]:
+            print(log.read_text()[-500:], flush=True)
+
     with ThreadPoolExecutor(processes) as pool:
-        for k, one in enumerate(chain.from_iterable(bench.compiling() for bench in benches)):
-            pool.submit(run, one.arguments(), scratch / f"{k}.json", Path(os.devnull))
+        list(pool.map(fill, parts))
 
 
 def main() -> int:

@@ -1,12 +1,12 @@
-"""Runs every kernel on the GPU over sizes and dtypes, and nothing of anyone else's, for compute-sanitizer to watch::
+"""Runs every kernel on the GPU over sizes and dtypes, and little else, for compute-sanitizer to watch::
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 python tools/sanitize.py
     compute-sanitizer --tool racecheck --error-exitcode 1 python tools/sanitize.py
     compute-sanitizer --tool initcheck --error-exitcode 1 python tools/sanitize.py
 
-Names of ops behind it choose them; ``kit`` stands for what NVRTC compiles for a formula and a reduction. No GEMMs of
-ours: racecheck has been seen to fail inside cuBLAS. It reports hazards in torch's own reductions, which make inputs
-here. Values are the selftest's affair.
+Names of ops behind it choose them; ``kit`` stands for what NVRTC compiles for a formula and a reduction. Only
+lltm's gates are made by a GEMM: racecheck has been seen to fail inside cuBLAS. It reports hazards in torch's own
+reductions, which make inputs here. Values are the selftest's affair.
 """
 
 from __future__ import annotations
@@ -98,6 +98,9 @@ def of_the_kit() -> Iterator[Callable[[], object]]:
 def main() -> int:
     if not torch.cuda.is_available():
         print("needs a CUDA GPU", file=sys.stderr)
+        return 2
+    if unknown := {*sys.argv[1:]} - {case.name for case in CASES} - {"kit"}:
+        print(f"there is no {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
     calls = 0
     for call in chain(of_kernels(), of_the_kit()):

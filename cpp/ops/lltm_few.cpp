@@ -32,7 +32,7 @@ static void check(const char* op, const Tensor& input, const Tensor& weights, co
   check_shape("bias", bias, std::array<int64_t, 1>{3 * state});
 }
 
-// The kernels read them for as long as it lives.
+// A kernel may be launched with its arguments while it lives.
 class StepInputs {
  public:
   StepInputs(const Tensor& input, const Tensor& weights, const Tensor& bias, const Tensor& old_h,

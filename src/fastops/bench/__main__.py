@@ -121,9 +121,11 @@ def run(plan: Plan, save: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     }
     results, hosts, firsts = list[kernel.Result](), list[host.HostResult](), list[first.FirstResult]()
     content = common | {"memory_recycled": False, "seconds": 0.0, "results": [], "host": [], "first": []}
-    with warnings.catch_warnings(), memory.recycled() as recycled:
+    with warnings.catch_warnings(), memory.recycled() as recycled, contextlib.ExitStack() as at_end:
+        at_end.callback(gc.unfreeze)
         warnings.simplefilter("ignore")  # peers' own, and torch.compile's
         for case, device, dtype in plan:
+            gc.unfreeze()
             gc.collect()
             gc.freeze()  # what peers have imported: half a million objects, looked through before each measurement
             with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
