@@ -12,7 +12,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 
 ELEMENTWISE = ("square", "relu", "sigmoid", "axpby")
@@ -69,16 +69,14 @@ def run(args: list[str], file: Path, log: Path) -> tuple[int, float]:
 
 def fill_caches(names: list[str], processes: int, scratch: Path) -> None:
     benches = [BENCHES[name] for name in names if name in BENCHES and BENCHES[name].measure != "first"]
-    parts = list(chain.from_iterable(bench.compiling() for bench in benches))
 
-    def fill(part: Bench) -> None:
-        number = parts.index(part)
+    def fill(number: int, part: Bench) -> None:
         log = scratch / f"warm-{number}.txt"
         if run(part.arguments(), scratch / f"warm-{number}.json", log)[0]:
             print(log.read_text()[-500:], flush=True)
 
     with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(fill, parts))
+        list(pool.map(fill, count(), chain.from_iterable(bench.compiling() for bench in benches)))
 
 
 def main() -> int:

@@ -176,18 +176,14 @@ def test_few_rows_of_lltm_are_one_kernel(cuda: torch.device, rows: int, op: str)
 @pytest.mark.parametrize("rows", [3, 13])
 def test_few_rows_of_lltm_take_the_infinite_beside_what_is_not_there(cuda: torch.device, rows: int) -> None:
     state, features = 5, 3  # a tile of the kernel has more columns, and more rows
-    tensors = {
-        "grads": [torch.ones(rows, state) for _ in range(2)],
-        "gates": [torch.ones(rows, 3 * state)],
-        "inputs": [torch.ones(rows, features), torch.ones(3 * state, state + features), torch.zeros(3 * state)],
-        "state": [torch.ones(rows, state) for _ in range(2)],
-    }
-    tensors["inputs"][0][-1] = torch.inf
-    tensors["inputs"][1][-1] = torch.inf
-    args = [tensor.to(cuda) for group in tensors.values() for tensor in group]
-    grad_input, grad_weights, _, grad_h, _ = torch.ops.fastops.lltm_few_backward(*args)
-    for found in (grad_input, grad_h, grad_weights[:, state:]):
-        assert torch.isposinf(found).all()
+    one = torch.ones(rows, state, device=cuda)
+    gates, bias = torch.ones(rows, 3 * state, device=cuda), torch.zeros(3 * state, device=cuda)
+    input, weights = torch.ones(rows, features, device=cuda), torch.ones(3 * state, state + features, device=cuda)
+    input[-1] = weights[-1] = torch.inf
+    found = torch.ops.fastops.lltm_few_backward(one, one, gates, input, weights, bias, one, one)
+    grad_input, grad_weights, _, grad_h, _ = found
+    for gradient in (grad_input, grad_h, grad_weights[:, state:]):
+        assert torch.isposinf(gradient).all()
     assert torch.isfinite(grad_weights[:, :state]).all()
 
 

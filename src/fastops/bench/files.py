@@ -55,11 +55,11 @@ def merged(contents: Sequence[Content]) -> Content:
 
 def part_of(content: Content, ops: Collection[str] | None, dtypes: Collection[str] | None) -> Content:
     """The results of these ops and dtypes; None: of all."""
-    wanted = {
-        key: {one.name for one in chosen_cases(ops)} if key == "op" else {name_of(d) for d in chosen_dtypes(dtypes)}
-        for key, given in (("op", ops), ("dtype", dtypes))
-        if given
-    }
+    wanted: dict[str, set[str]] = {}
+    if ops:
+        wanted["op"] = {case.name for case in chosen_cases(ops)}
+    if dtypes:
+        wanted["dtype"] = {name_of(dtype) for dtype in chosen_dtypes(dtypes)}
     parts = {name: [r for r in content[name] if all(r[key] in wanted[key] for key in wanted)] for name in RESULTS}
     if wanted and not any(parts.values()):
         raise NotThereError(f"--from has nothing of {', '.join(sorted(set().union(*wanted.values())))}")
