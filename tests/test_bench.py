@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from bench_content import QUICK, content
 from table import every_case
 
-from fastops.bench import files, first, host, kernel, memory, peers, plot, problems, report, timing, traffic, work
+from fastops.bench import first, host, kernel, memory, peers, problems, timing, traffic, work
 from fastops.bench.__main__ import main
 from fastops.cases import CASES, Case, by_name
-from fastops.selftest.report import environment
 
 CPU = torch.device("cpu")
-QUICK = ["--device", "cpu", "--op", "relu", "--quick", "--peers", "eager,liger", "--measure", "call,host"]
 
 
 # Bytes
@@ -250,157 +249,6 @@ def test_peers_take_every_argument(library: peers.Library) -> None:
         assert [a for a in passed if isinstance(a, float) and 0 < a < 1] == [given[-1]]
 
 
-# Files
-
-
-def content(**changes: Any) -> dict[str, Any]:
-    """Of two implementations, and a third that refuses backward, as the benchmark writes it."""
-    results = []
-    for columns in (256, 1024):
-        for direction in work.DIRECTIONS:
-            for k, name in enumerate(("fastops", "eager", "quack")):
-                where = ("layer_norm", "bf16", "cuda:0", 4096, columns, direction, name)
-                if name == "quack" and direction != "forward":
-                    results.append(kernel.Result(*where, refused="its layer_norm has no gradient"))
-                    continue
-                results.append(
-                    kernel.Result(
-                        *where,
-                        microseconds=10.0 * (k + 1),
-                        low=9.0 * (k + 1),
-                        high=11.0 * (k + 1),
-                        bytes=40_000_000,
-                        gigabytes_per_second=4000 / (k + 1),
-                        copy_gigabytes_per_second=4280.0,
-                        share_of_copy=4000 / (k + 1) / 4280,
-                        times_fastops=float(k + 1),
-                        peak_bytes=2**20 * (k + 1),
-                        sets=8,
-                        cold=True,
-                    )
-                )
-    hosts = [
-        host.HostResult("layer_norm", "bf16", "cuda:0", direction, name, "", 7.5, 8.0, 1.0)
-        for direction in host.DIRECTIONS
-        for name in ("fastops", "eager")
-    ]
-    firsts = [
-        first.FirstResult("layer_norm", "bf16", "cuda:0", "fastops", "empty", "", 0.125, 0.1, 0.025),
-        first.FirstResult("layer_norm", "bf16", "cuda:0", "compile", "empty", "", 9.5, 0.5, 9.0),
-        first.FirstResult("layer_norm", "bf16", "cuda:0", "compile", "filled", "", 2.5, 0.5, 2.0),
-    ]
-    return {
-        "format": files.FORMAT,
-        "environment": environment(),
-        "paths": {"cuda:0": "cuda"},
-        "peers": {"eager": {"version": "torch"}, "quack": {"version": "1"}, "apex": {"absent": "not installed: how"}},
-        "memory_recycled": True,
-        "seconds": 12.0,
-        "results": [dataclasses.asdict(r) for r in results],
-        "host": [dataclasses.asdict(r) for r in hosts],
-        "first": [dataclasses.asdict(r) for r in firsts],
-    } | changes
-
-
-def test_table() -> None:
-    lines = report.text(content()).splitlines()
-    assert "layer_norm, bf16, cuda:0, copy 4280 GB/s; peers: their time over fastops'" in lines
-    forward, backward = (
-        next(x.split() for x in lines if x.startswith(f"4096x1024  {d} ")) for d in work.DIRECTIONS[:2]
-    )
-    assert forward == ["4096x1024", "forward", "10.00", "20%", "4000", "0.93", "2.00x", "3.00x"]
-    assert backward[-2:] == ["2.00x", "-"]
-    assert ["layer_norm", "bf16", "cuda:0", "4096x1024", "forward", "1.0", "2.0", "3.0"] in [x.split() for x in lines]
-    assert ["layer_norm", "bf16", "cuda:0", "forward", "7.50", "7.50"] in [x.split() for x in lines]
-    assert ["layer_norm", "bf16", "cuda:0", "0.125", "9.500", "2.500"] in [x.split() for x in lines]
-    assert "apex is absent: not installed: how" in lines
-    assert (
-        "quack refused layer_norm bf16 backward, layer_norm bf16 forward+backward: its layer_norm has no gradient"
-        in lines
-    )
-
-
-def test_table_names_peers_that_are_ahead() -> None:
-    ahead = content()
-    assert "a peer is ahead" not in report.text(ahead)
-    ahead["results"][1]["times_fastops"], ahead["results"][2]["times_fastops"] = 0.98, 0.9
-    lines = report.text(ahead).splitlines()
-    start = lines.index("Where a peer is ahead by more than 3%; its time over fastops'")
-    assert lines[start + 2].split() == ["layer_norm", "bf16", "cuda:0", "4096x256", "forward", "quack", "0.90x"]
-    assert not lines[start + 3]
-
-
-def test_table_names_what_is_not_as_it_should_be() -> None:
-    broken = content(paths={"cuda:0": "reference"})
-    for r in broken["results"]:
-        r["cold"] = False
-    broken["results"][0] |= {"refused": "RuntimeError: out of memory", "microseconds": None}
-    text = report.text(broken)
-    assert "On cuda:0 fastops has no kernels and runs plain PyTorch." in text
-    assert "FAILED" in text
-    assert "fastops failed layer_norm bf16 4096x256 forward: RuntimeError: out of memory" in text
-    assert "10.00*" in text
-    assert "* the input sets together fit in the GPU's cache" in text
-
-
-def test_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "bench.json"
-    file.write_text(json.dumps(content()))
-    assert main(["--from", str(file)]) == 0
-    assert "copy 4280 GB/s" in capsys.readouterr().out
-    failed = content()
-    failed["results"][0]["refused"] = "RuntimeError: no"
-    file.write_text(json.dumps(failed))
-    assert main(["--from", str(file)]) == 1
-
-
-def test_from_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Runs of one environment are shown as one; of two, refused."""
-    paths = [tmp_path / f"{k}.json" for k in range(3)]
-    contents = [content() for _ in paths]
-    for result in contents[1]["results"]:
-        result["op"] = "rms_norm"
-    contents[2]["environment"] = contents[2]["environment"] | {"cpu": "another"}
-    for file, one in zip(paths, contents, strict=True):
-        file.write_text(json.dumps(one))
-    assert main(["--from", str(paths[0]), str(paths[1])]) == 0
-    shown = capsys.readouterr().out
-    assert "layer_norm, bf16" in shown
-    assert "rms_norm, bf16" in shown
-    assert main(["--from", str(paths[0]), str(paths[1]), "--op", "rms_norm", "--dtype", "bf16"]) == 0
-    assert "layer_norm, bf16" not in capsys.readouterr().out
-    assert main(["--from", str(paths[0]), "--op", "rms_norm"]) == 2
-    assert "--from has nothing of rms_norm" in capsys.readouterr().err
-    assert main(["--from", str(paths[0]), str(paths[2])]) == 2
-    assert "runs of one environment; environment differs" in capsys.readouterr().err
-
-
-def test_a_file_has_a_line_a_result(tmp_path: Path) -> None:
-    file = tmp_path / "bench.json"
-    files.write(content(), str(file))
-    assert files.read(str(file)) == json.loads(json.dumps(content()))
-    assert sum('"implementation"' in line for line in file.read_text().splitlines()) == sum(
-        len(content()[name]) for name in files.RESULTS
-    )
-
-
-@pytest.mark.parametrize("ending", plot.FORMATS)
-def test_plot(ending: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    source, picture = tmp_path / "bench.json", tmp_path / f"picture{ending}"
-    source.write_text(json.dumps(content()))
-    assert main(["--from", str(source), "--plot", str(picture)]) == 0
-    starts = {".png": b"\x89PNG", ".svg": b"<?xml"}
-    for file in (picture, tmp_path / f"picture-host{ending}"):
-        assert file.read_bytes().startswith(starts[ending])
-
-
-def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert main([*QUICK, "--plot", "picture.png"]) == 2
-    assert "--plot needs matplotlib: pip install matplotlib" in capsys.readouterr().err
-
-
 # The command line
 
 
@@ -423,13 +271,6 @@ def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def test_what_is_not_there(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert expected in capsys.readouterr().err
-
-
-def test_not_our_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "selftest.json"
-    file.write_text('{"passed": true}')
-    assert main(["--from", str(file)]) == 2
-    assert "not a file of `python -m fastops.bench --json`" in capsys.readouterr().err
 
 
 def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
