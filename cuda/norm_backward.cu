@@ -1,8 +1,9 @@
 // The backward of the norms; formulas in norm_backward.cuh. Blocks stay and walk over rows; while one row is worked on, the
 // next one is on its way into registers. The sums for the parameters stay in registers to the end and leave as one row of
-// `partial` a block. Longer rows go to norm_backward_ring.cu where the card has clusters, those of single elements to
-// norm_backward_ragged.cu; what neither takes is read several times.
+// `partial` a block. Few rows go to norm_backward_few.cu, longer ones to norm_backward_ring.cu where the card has clusters,
+// those of single elements to norm_backward_ragged.cu; what none of them takes is read several times.
 #include "norm_backward.cuh"
+#include "norm_columns.cuh"
 #include "norm_ring.cuh"
 
 namespace fastops::FASTOPS_ARCH {
@@ -75,29 +76,29 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
       team_sum(sums, warps, thread / kWarp, scratch[turn][which], TeamBarrier{which, team});
       turn ^= 1;
     }
-#pragma unroll
-    for (int k = 0; k < S; ++k) sums.at[k] *= a.inverse_n;
+    divide(sums, a.inverse_n);
     if (!a.grad_input || row >= rows) continue;
     Row* out = reinterpret_cast<Row*>(a.grad_input + row * a.n);
 #pragma unroll
     for (int g = 0; g < V; ++g) {
       const int i = g * team + thread;
-      second_pass<N, W, A>(h[g], grad[g], sums, numbers.rstd);
-      if constexpr (GradSum) add<T, W, A>(h[g], grad_sum[g]);
+      if constexpr (GradSum)
+        second_pass<N, W, A>(h[g], grad[g], sums, numbers.rstd, grad_sum[g]);
+      else
+        second_pass<N, W, A>(h[g], grad[g], sums, numbers.rstd);
       if (i < vectors) out[i] = device::narrow_all<T>(h[g]);
     }
   }
   if (!a.partial && !a.whole) return;
 
   extern __shared__ __align__(16) unsigned char shared[];
-  const int parts = parts_of(a, teams);
   A* const result = a.partial + blockIdx.x * S * a.n;
-  A* const own = parts == 1 ? result : reinterpret_cast<A*>(shared) + static_cast<int64_t>(which) * S * n;
+  A* const own = teams == 1 ? result : reinterpret_cast<A*>(shared) + static_cast<int64_t>(which) * S * n;
 #pragma unroll
   for (int g = 0; g < V; ++g) {
     const int i = g * team + thread;
-    if (i >= vectors || which >= parts) continue;
-    if (a.whole && parts == 1) {
+    if (i >= vectors) continue;
+    if (a.whole && teams == 1) {
       store_parameter_grad<W>(a, 0, i * W, weight_sum[g]);
       if constexpr (N == Norm::layer) store_parameter_grad<W>(a, 1, i * W, bias_sum[g]);
       continue;
@@ -108,9 +109,9 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
       if constexpr (N == Norm::layer) own[n + i * W + k] = bias_sum[g][k];
     }
   }
-  if (parts == 1) return;
+  if (teams == 1) return;
   __syncthreads();
-  add_parts(a, reinterpret_cast<const A*>(shared), parts, static_cast<int64_t>(S) * n, result);
+  add_parts(a, reinterpret_cast<const A*>(shared), teams, static_cast<int64_t>(S) * n, result);
 }
 
 // Rows too long for registers: two passes over a row for grad_input.
@@ -141,83 +142,32 @@ __global__ void __launch_bounds__(kThreads) backward_long_kernel(const __grid_co
     for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) first(i, sums);
     team_sum(sums, kThreads / kWarp, threadIdx.x / kWarp, scratch[turn], [] { __syncthreads(); });
     turn ^= 1;
-#pragma unroll
-    for (int k = 0; k < S; ++k) sums.at[k] *= a.inverse_n;
+    divide(sums, a.inverse_n);
     for (int64_t i = threadIdx.x; i < vectors; i += blockDim.x) {
       Sums<A, S> ignored = {};
       first(i, ignored);
-      second_pass<N, W, A>(h, grad, sums, numbers.rstd);
-      if (a.grad_sum) add<T, W, A>(h, grad_sum[i]);
+      if (a.grad_sum)
+        second_pass<N, W, A>(h, grad, sums, numbers.rstd, grad_sum[i]);
+      else
+        second_pass<N, W, A>(h, grad, sums, numbers.rstd);
       out[i] = device::narrow_all<T>(h);
     }
   }
 }
 
-constexpr int kColumnRows = 4;                          // of a warp, under way at a time
-constexpr int kColumnWarps = 8, kMostColumnWarps = 16;  // where all rows are to be under way at once
-constexpr int kFewRows = kMostColumnWarps * kColumnRows;
+constexpr int kColumnWarps = 8;
 
-// The sums over rows where no block holds a whole row, or rows are few: a warp takes 32 vectors of columns, the block's
-// warps different rows of its chunk (blockIdx.x), added at the end in the order of the warps. Nothing is needed here of a
-// kernel of this problem before it, so that both run at a time: the second rule of dependent.cuh.
+// Where rows are few, nothing is needed here of a kernel of this problem before it, so that both run at a time: the second
+// rule of dependent.cuh.
 template <Norm N, class T, class P, int W>
 __global__ void __launch_bounds__(kWarp* kMostColumnWarps)
     backward_columns_kernel(const __grid_constant__ Backward<T, P> a, int64_t chunks) {
   using A = accumulate_t<T>;
-  constexpr int S = kSums<N>;
-  using Row = Vector<T, W>;
-  __shared__ A parts[kMostColumnWarps][S * kWarp * W];
-  const int warps = blockDim.x / kWarp;
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int64_t begin = blockIdx.x * a.rows / chunks, end = (blockIdx.x + 1) * a.rows / chunks, vectors = a.n / W;
-  A* const result = a.partial + blockIdx.x * S * a.n;
+  __shared__ ColumnParts<N, A, W> parts;
+  const int64_t begin = blockIdx.x * a.rows / chunks, end = (blockIdx.x + 1) * a.rows / chunks;
+  A* const partial = a.partial ? a.partial + blockIdx.x * kSums<N> * a.n : nullptr;
   if (!a.grad_input) wait_for_earlier_kernels();  // else this one is behind the kernel that makes it
-  for (int64_t tile = blockIdx.y; tile * kWarp < vectors; tile += gridDim.y) {
-    const int64_t at = tile * kWarp + lane;
-    A weight_sum[W] = {}, bias_sum[W] = {};
-    for (int64_t first = begin + warp; at < vectors && first < end; first += kColumnRows * warps) {
-      RowNumbers<A> numbers[kColumnRows];
-      Row x[kColumnRows], grad[kColumnRows];
-#pragma unroll
-      for (int k = 0; k < kColumnRows; ++k) {
-        const int64_t row = first + k * warps;
-        numbers[k] = {};
-        x[k] = grad[k] = Row{};
-        if (row >= end) continue;
-        numbers[k] = row_numbers<N>(a, row);
-        x[k] = reinterpret_cast<const Row*>(a.input + row * a.input_stride)[at];
-        grad[k] = reinterpret_cast<const Row*>(a.grad + row * a.grad_stride)[at];
-      }
-#pragma unroll
-      for (int k = 0; k < kColumnRows; ++k) {
-        A h[W], g[W];
-        device::widen(x[k], h);
-        device::widen(grad[k], g);
-        Sums<A, S> ignored = {};
-        first_pass<N, W, A>(h, g, true, weight_or_one<P>(nullptr).template vector<W>(0), A(0), numbers[k], ignored,
-                            weight_sum, bias_sum);
-      }
-    }
-    __syncthreads();  // the tile before this one has been written out
-#pragma unroll
-    for (int k = 0; k < W; ++k) {
-      parts[warp][k * kWarp + lane] = weight_sum[k];
-      if constexpr (N == Norm::layer) parts[warp][(W + k) * kWarp + lane] = bias_sum[k];
-    }
-    __syncthreads();
-    for (int j = threadIdx.x; j < S * kWarp * W; j += blockDim.x) {
-      const int k = j / kWarp % W, sum = j / (kWarp * W);
-      const int64_t to = (tile * kWarp + j % kWarp) * W + k;
-      if (to >= a.n) continue;
-      A total = 0;
-#pragma unroll 8
-      for (int part = 0; part < warps; ++part) total += parts[part][j];
-      if (a.partial)
-        result[sum * a.n + to] = total;
-      else
-        store_parameter_grad<1>(a, sum, to, {total});
-    }
-  }
+  sum_columns<N, W>(a, begin, end, blockIdx.y, gridDim.y, partial, parts);
   wait_for_earlier_kernels();  // whoever waits for this kernel waits for those too
 }
 
@@ -253,18 +203,17 @@ int64_t blocks_of(const NormBackward& a, const Plan& plan) {
 
 int64_t column_tiles(const NormBackward& a) { return ceil_div(a.n * size_of(a.dtype), 16 * kWarp); }
 
-// Rows so few that reading them again, while the first kernel runs, is faster than partial sums after it.
+// Rows so few that reading them again, at the same time, is faster than partial sums and a kernel for them.
 bool few_rows(const NormBackward& a) { return a.rows <= kFewRows && a.rows * a.n * size_of(a.dtype) <= 1 << 20; }
 
 template <Norm N, class T, class P, int W, int Lanes>
 int launch(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
   const Backward<T, P> a(args);
-  const int teams = teams_with_rows(args, plan.teams, plan.lanes);
-  const int threads = teams * (plan.lanes ? plan.lanes : plan.warps * kWarp);
+  const int threads = plan.lanes ? kLaneThreads : plan.teams * plan.warps * kWarp;
   const auto blocks = static_cast<unsigned>(args.chunks);
   return dispatch_bool(args.grad_sum != nullptr, [&](auto grad_sum) -> int {
     return launch_kernel(&backward_kernel<N, T, P, W, Lanes, decltype(grad_sum)::value>,
-                         launch_config(blocks, threads, stream, parts_bytes(args, teams)), a, plan.warps);
+                         launch_config(blocks, threads, stream, parts_bytes(args, plan.teams)), a, plan.warps);
   });
 }
 
@@ -295,9 +244,24 @@ int launch_columns(const NormBackward& a, cudaStream_t stream) {
                        chunks);
 }
 
+// How the kernel of many rows adds up a row, where the problem is one for norm_backward_few.cu.
+std::optional<SumOrder> few_order(const NormBackward& a) {
+  if (!few_rows(a) || !few_takes(a)) return std::nullopt;
+  if (ring_takes(a)) return ring_order(a);
+  if (ragged_takes(a)) return ragged_order(a);
+  const Plan plan = plan_of(a);
+  if (plan.warps == 0) return std::nullopt;
+  return SumOrder{plan.lanes ? plan.lanes : kWarp, plan.warps, 0, 0};
+}
+
 }  // namespace
 
 void norm_backward_plan(NormBackward& a) {
+  if (few_order(a)) {
+    a.chunks = 1;
+    a.gather = a.rows == 1 ? Gather::whole : Gather::columns;
+    return;
+  }
   const bool ring = ring_takes(a), ragged = ragged_takes(a);
   const Plan plan = plan_of(a);
   const bool one_pass = ring || ragged || plan.warps;
@@ -313,6 +277,7 @@ void norm_backward_plan(NormBackward& a) {
 }
 
 int norm_backward(const NormBackward& a, void* stream_handle) {
+  if (const auto order = few_order(a)) return norm_backward_few(a, *order, stream_handle);
   auto stream = static_cast<cudaStream_t>(stream_handle);
   const bool ring = ring_takes(a), ragged = ragged_takes(a), one_pass = ring || ragged || plan_of(a).warps;
   const bool columns = a.wants_parameters() && (a.gather == Gather::columns || !one_pass);

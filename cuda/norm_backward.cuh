@@ -4,7 +4,8 @@
 // With h = c·rstd, c being the centred input, and g = grad·weight:
 //   layer: grad_input = rstd·(g - mean(g) - h·mean(g·h)),   rms: rstd·(g - h·mean(g·h)),
 // and for the parameters, summed over rows, grad·h and grad. g is a rounded product in both places: the difference of a
-// fused and a rounded one is not 0 where it must be, as in rows of one element.
+// fused and a rounded one is not 0 where it must be, as in rows of one element. What is fused in a row's own numbers says so:
+// every kernel gives it the same bits.
 #include "norm.cuh"
 
 namespace fastops::FASTOPS_ARCH {
@@ -13,6 +14,22 @@ namespace fastops::FASTOPS_ARCH {
 bool ragged_takes(const NormBackward& a);
 int64_t norm_backward_ragged_chunks(const NormBackward& a);
 int norm_backward_ragged(const NormBackward& a, void* stream);
+
+// How the kernels of many rows add up a row: each thread of a team its vectors or words in turn, then the lanes, then the
+// warps. `each`: words of a row that a warp of it has, the first `more` of them one word more; 0: the team's threads take
+// neighbouring vectors.
+struct SumOrder {
+  int lanes, warps, each, more;
+
+  __device__ int begin(int warp) const { return each ? warp * each + min(warp, more) : warp * lanes; }
+  __device__ int end(int warp, int units) const { return each ? begin(warp + 1) : units; }
+  __device__ int step() const { return each ? lanes : warps * lanes; }
+};
+
+// norm_backward_few.cu: whether it takes rows of that length.
+bool few_takes(const NormBackward& a);
+int norm_backward_few(const NormBackward& a, const SumOrder& order, void* stream);
+SumOrder ragged_order(const NormBackward& a);
 
 template <Norm N>
 constexpr int kSums = N == Norm::layer ? 2 : 1;
@@ -84,7 +101,7 @@ __device__ inline void first_pass(A (&x)[W], A (&grad)[W], bool own, const Weigh
 #pragma unroll
   for (int k = 0; k < W; ++k) {
     if constexpr (N == Norm::layer)
-      x[k] = (x[k] - row.mean) * rstd + shift;
+      x[k] = fma(x[k] - row.mean, rstd, shift);
     else
       x[k] *= rstd;
     weight_sum[k] += grad[k] * x[k];
@@ -95,30 +112,35 @@ __device__ inline void first_pass(A (&x)[W], A (&grad)[W], bool own, const Weigh
     } else {
       grad[k] = device::product<A>(grad[k], w[k] + offset);
     }
-    of_gh += grad[k] * x[k];
+    of_gh = fma(grad[k], x[k], of_gh);
   }
   sums.at[0] += of_gh;
   if constexpr (N == Norm::layer) sums.at[1] += of_g;
 }
 
-// Second pass: grad_input in place of h, given the means of g·h and g.
+template <class A, int N>
+__device__ inline void divide(Sums<A, N>& sums, A inverse_n) {
+#pragma unroll
+  for (int k = 0; k < N; ++k) sums.at[k] = device::product<A>(sums.at[k], inverse_n);
+}
+
+// Second pass: grad_input in place of h, given the means of g·h and g; and grad_sum added to it.
+template <Norm N, class A>
+__device__ inline A before_rstd(A h, A g, const Sums<A, kSums<N>>& means) {
+  return fma(-h, means.at[0], N == Norm::layer ? g - means.at[kSums<N> - 1] : g);
+}
 template <Norm N, int W, class A>
 __device__ inline void second_pass(A (&h)[W], const A (&g)[W], const Sums<A, kSums<N>>& means, A rstd) {
 #pragma unroll
-  for (int k = 0; k < W; ++k) {
-    if constexpr (N == Norm::layer)
-      h[k] = ((g[k] - means.at[1]) - h[k] * means.at[0]) * rstd;
-    else
-      h[k] = (g[k] - h[k] * means.at[0]) * rstd;
-  }
+  for (int k = 0; k < W; ++k) h[k] = before_rstd<N>(h[k], g[k], means) * rstd;
 }
-
-template <class T, int W, class A>
-__device__ inline void add(A (&x)[W], const Vector<T, W>& y) {
-  A values[W];
-  device::widen(y, values);
+template <Norm N, int W, class A, class GradSum>
+__device__ inline void second_pass(A (&h)[W], const A (&g)[W], const Sums<A, kSums<N>>& means, A rstd,
+                                   const GradSum& grad_sum) {
+  A more[W];
+  device::widen(grad_sum, more);
 #pragma unroll
-  for (int k = 0; k < W; ++k) x[k] += values[k];
+  for (int k = 0; k < W; ++k) h[k] = fma(before_rstd<N>(h[k], g[k], means), rstd, more[k]);
 }
 
 // W elements of a parameter's gradient, 0: weight, 1: bias.
@@ -131,22 +153,14 @@ __device__ inline void store_parameter_grad(const Backward<T, P>& a, int which, 
     device::store<true, W>(static_cast<T*>(a.parameter_grads[which]) + at, W, values);
 }
 
-constexpr int kLaneThreads = 128;      // most of a block whose teams are lanes of a warp
+constexpr int kLaneThreads = 128;      // a block's whose teams are lanes of a warp
 constexpr int64_t kShared = 40 << 10;  // for the column sums of a block's teams; the rest of 48 KB is the row sums'
 
 // Of one team's column sums, [sums·n], and of all that a block adds up in shared memory.
 inline int64_t part_bytes(const NormBackward& a) { return a.sums() * a.n * size_of(accumulate_type(a.dtype)); }
 inline size_t parts_bytes(const NormBackward& a, int teams) {
   const bool asked_for = a.partial || a.gather == Gather::whole;
-  const int64_t parts = a.gather == Gather::whole ? std::min<int64_t>(teams, a.rows) : teams;
-  return asked_for && parts > 1 ? parts * part_bytes(a) : 0;
-}
-
-// A block's teams. One block of all rows has no more of them than rows, rounded up to whole warps.
-inline int teams_with_rows(const NormBackward& a, int teams, int lanes) {
-  if (a.gather != Gather::whole) return teams;
-  const int64_t of_warp = lanes ? kWarp / lanes : 1;
-  return static_cast<int>(std::min(ceil_div(a.rows, of_warp) * of_warp, int64_t{teams}));
+  return asked_for && teams > 1 ? teams * part_bytes(a) : 0;
 }
 
 // Where the warps of one of a block's teams meet.
@@ -154,12 +168,6 @@ struct TeamBarrier {
   int which, threads;
   __device__ void operator()() const { asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "r"(threads) : "memory"); }
 };
-
-// How many of a block's teams have sums to add up.
-template <class T, class P>
-__device__ inline int parts_of(const Backward<T, P>& a, int teams) {
-  return a.whole ? min(teams, static_cast<int>(a.rows)) : teams;
-}
 
 // Adds the column sums of a block's teams, [parts][sums·n], in their order.
 template <class T, class P, class A>

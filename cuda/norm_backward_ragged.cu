@@ -1,6 +1,7 @@
 // The backward of the norms for rows that may start at any element and fit the registers, in words; see norm_words.cuh and,
-// for the walk over rows and the sums over them, norm_backward.cu. What a lane has of the next row, its neighbour's word
-// included, is put together when the row's turn comes.
+// for the walk over rows and the sums over them, norm_backward.cu. Here a row of halves that starts within 4 bytes is read
+// in words as well, each with the second half of the word before in front: what a lane has of a row, its neighbour's word
+// included, is put together only when the row's turn comes, for to do so waits for the memory.
 #include "dependent.cuh"
 #include "norm_backward.cuh"
 #include "norm_words.cuh"
@@ -39,9 +40,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kMostWarps * kWarp,
   }
   Vector<P, W> w[Words];
   if (a.weight) {
-    P last;
-    part.ask(w, last, a.weight, 0, Words);
-    part.settle(w, last, 0, Words);
+    part.fetch(w, a.weight, 0, Words);
   } else {
 #pragma unroll
     for (int g = 0; g < Words; ++g) w[g] = *reinterpret_cast<const Vector<P, W>*>(&kOne<P>);
@@ -99,15 +98,16 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kMostWarps * kWarp,
       team_sum(sums, warps, warp, scratch[turn][which], TeamBarrier{which, team});
       turn ^= 1;
     }
-#pragma unroll
-    for (int k = 0; k < S; ++k) sums.at[k] *= a.inverse_n;
+    divide(sums, a.inverse_n);
     if constexpr (GradSum) grad_sum.settle(part);
     if (!a.grad_input || row >= rows) continue;
     Vector<T, W> out[Words];
 #pragma unroll
     for (int g = 0; g < Words; ++g) {
-      second_pass<N, W, A>(h[g], grad[g], sums, numbers.rstd);
-      if constexpr (GradSum) add<T, W, A>(h[g], grad_sum.x[g]);
+      if constexpr (GradSum)
+        second_pass<N, W, A>(h[g], grad[g], sums, numbers.rstd, grad_sum.x[g]);
+      else
+        second_pass<N, W, A>(h[g], grad[g], sums, numbers.rstd);
       out[g] = device::narrow_all<T>(h[g]);
     }
     part.put(out, a.grad_input + row * a.n);
@@ -115,37 +115,26 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kMostWarps * kWarp,
   if (!a.partial && !a.whole) return;
 
   extern __shared__ __align__(16) unsigned char shared[];
-  const int parts = parts_of(a, teams);
   A* const result = a.partial + blockIdx.x * S * a.n;
-  A* const own = parts == 1 ? result : reinterpret_cast<A*>(shared) + static_cast<int64_t>(which) * S * n;
-  auto put_numbers = [&](const auto& sums, A* to) {
+  A* const own = teams == 1 ? result : reinterpret_cast<A*>(shared) + static_cast<int64_t>(which) * S * n;
 #pragma unroll
-    for (int g = 0; g < Words; ++g) {
+  for (int g = 0; g < Words; ++g) {
 #pragma unroll
-      for (int k = 0; k < W; ++k)
-        if (part.has(g, k + 1)) to[part.at + g * Step * W + k] = sums[g][k];
-    }
-  };
-  auto put_gradient = [&](int of, const auto& sums) {
-    if (!a.parameter_grads[of]) return;
-    if (a.wide[of]) return put_numbers(sums, static_cast<A*>(a.parameter_grads[of]));
-    Vector<T, W> packed[Words];
-#pragma unroll
-    for (int g = 0; g < Words; ++g) packed[g] = device::narrow_all<T>(sums[g]);
-    part.put(packed, static_cast<T*>(a.parameter_grads[of]));
-  };
-  if (which < parts) {  // whole warps, or lanes of one whose others have no row and nothing to put
-    if (a.whole && parts == 1) {
-      put_gradient(0, weight_sum);
-      if constexpr (N == Norm::layer) put_gradient(1, bias_sum);
-    } else {
-      put_numbers(weight_sum, own);
-      if constexpr (N == Norm::layer) put_numbers(bias_sum, own + n);
+    for (int k = 0; k < W; ++k) {
+      if (!part.has(g, k + 1)) continue;
+      const int at = part.at + g * Step * W + k;
+      if (a.whole && teams == 1) {
+        store_parameter_grad<1>(a, 0, at, {weight_sum[g][k]});
+        if constexpr (N == Norm::layer) store_parameter_grad<1>(a, 1, at, {bias_sum[g][k]});
+        continue;
+      }
+      own[at] = weight_sum[g][k];
+      if constexpr (N == Norm::layer) own[n + at] = bias_sum[g][k];
     }
   }
-  if (parts == 1) return;
+  if (teams == 1) return;
   __syncthreads();
-  add_parts(a, reinterpret_cast<const A*>(shared), parts, static_cast<int64_t>(S) * n, result);
+  add_parts(a, reinterpret_cast<const A*>(shared), teams, static_cast<int64_t>(S) * n, result);
 }
 
 // ---- host ------------------------------------------------------------------------------------------------------------
@@ -155,6 +144,7 @@ struct Plan {
   int warps;   // of a row
   int teams;   // of a block
   int blocks;  // of a multiprocessor
+  int threads() const { return lanes ? kLaneThreads : teams * warps * kWarp; }
 };
 
 int64_t words_of(const NormBackward& a) { return ceil_div(a.n, size_of(a.dtype) == 2 ? 2 : 1); }
@@ -176,11 +166,10 @@ template <Norm N, class T, class P, int Words, int Checked, int Lanes>
 int launch(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
   const Backward<T, P> a(args);
   const auto blocks = static_cast<unsigned>(args.chunks);
-  const int words = static_cast<int>(words_of(args)), teams = teams_with_rows(args, plan.teams, plan.lanes);
-  const int threads = teams * (plan.lanes ? plan.lanes : plan.warps * kWarp);
+  const int words = static_cast<int>(words_of(args));
   return dispatch_bool(args.grad_sum != nullptr, [&](auto grad_sum) -> int {
     return launch_kernel(&backward_ragged_kernel<N, T, P, Words, Checked, Lanes, decltype(grad_sum)::value>,
-                         launch_config(blocks, threads, stream, parts_bytes(args, teams)), a, plan.warps,
+                         launch_config(blocks, plan.threads(), stream, parts_bytes(args, plan.teams)), a, plan.warps,
                          words / plan.warps, words % plan.warps);
   });
 }
@@ -191,6 +180,13 @@ bool ragged_takes(const NormBackward& a) {
   const int64_t size = size_of(a.dtype);
   const bool vectors = a.n * size % 16 == 0 || (size == 2 && a.n % 4 == 0);
   return !vectors && a.rows <= kMostRows && words_of(a) <= kMostWarps * kWarp * many_words(size);
+}
+
+SumOrder ragged_order(const NormBackward& a) {
+  const Plan plan = plan_of(a);
+  const int words = static_cast<int>(words_of(a));
+  if (plan.lanes) return {plan.lanes, 1, 0, 0};
+  return {kWarp, plan.warps, words / plan.warps, words % plan.warps};
 }
 
 int64_t norm_backward_ragged_chunks(const NormBackward& a) {

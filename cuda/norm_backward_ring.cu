@@ -121,14 +121,15 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
       parity ^= 1;
     }
     if (!a.grad_input) continue;
-#pragma unroll
-    for (int k = 0; k < S; ++k) sums.at[k] *= a.inverse_n;
+    divide(sums, a.inverse_n);
     Row* out = reinterpret_cast<Row*>(a.grad_input + row * a.n) + begin;
 #pragma unroll
     for (int g = 0; g < V; ++g) {
       const int i = g * team + thread;
-      second_pass<N, W, float>(h[g], grad[g], sums, numbers.rstd);
-      if constexpr (GradSum) add<T, W, float>(h[g], grad_sum[g]);
+      if constexpr (GradSum)
+        second_pass<N, W, float>(h[g], grad[g], sums, numbers.rstd, grad_sum[g]);
+      else
+        second_pass<N, W, float>(h[g], grad[g], sums, numbers.rstd);
       if (i < vectors) out[i] = device::narrow_all<T>(h[g]);
     }
   }
@@ -199,6 +200,12 @@ bool ring_takes(const NormBackward& a) {
   const Plan plan = plan_of(a);
   // Large clusters are not granted everywhere.
   return plan.ring.cluster <= kMostBlocksOfRow && plan.ring.stages >= 2 && norm_backward_ring_chunks(a) > 0;
+}
+
+std::optional<SumOrder> ring_order(const NormBackward& a) {
+  const Plan plan = plan_of(a);
+  if (plan.ring.cluster > 1 || wide_takes(a)) return std::nullopt;
+  return SumOrder{kWarp, plan.warps, 0, 0};
 }
 
 int64_t norm_backward_ring_chunks(const NormBackward& a) {

@@ -111,8 +111,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
       for (int k = 0; k < S; ++k) sums.at[k] += exchange[turn].at[k][i];
     }
     lane_sum<kWarp>(sums);
-#pragma unroll
-    for (int k = 0; k < S; ++k) sums.at[k] *= a.inverse_n;
+    divide(sums, a.inverse_n);
     if (a.grad_input) {
       Row* out = reinterpret_cast<Row*>(a.grad_input + row * a.n) + begin;
       const float shift = -numbers.shift * numbers.rstd;
@@ -127,7 +126,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
         device::widen(w[g], weight);
 #pragma unroll
         for (int k = 0; k < W; ++k) {
-          h[k] = (h[k] - numbers.mean) * numbers.rstd + shift;  // as in the first pass
+          h[k] = fma(h[k] - numbers.mean, numbers.rstd, shift);  // as in the first pass
           grad[k] = device::product<float>(grad[k], weight[k]);
         }
         second_pass<N, W, float>(h, grad, sums, numbers.rstd);

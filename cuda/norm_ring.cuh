@@ -3,12 +3,15 @@
 // memory by bulk copies, and a row divided among the blocks of a cluster where it is too long for one.
 #include <atomic>
 #include <cstdint>
+#include <optional>
 
 #include "dependent.cuh"
 #include "device/bulk.cuh"
 #include "norm.cuh"
 
 namespace fastops::FASTOPS_ARCH {
+
+struct SumOrder;  // norm_backward.cuh
 
 // Whether the current device has them, and they are made for this problem.
 bool ring_takes(const NormForward& a);
@@ -17,6 +20,7 @@ bool ring_takes(const NormBackward& a);
 int norm_forward_ring(const NormForward& a, void* stream);
 int norm_backward_ring(const NormBackward& a, void* stream);
 int64_t norm_backward_ring_chunks(const NormBackward& a);
+std::optional<SumOrder> ring_order(const NormBackward& a);  // none where a cluster shares a row
 
 // Of the backwards that ring_takes(): whether they are for norm_backward_wide.cu, to which the two above pass them on.
 bool wide_takes(const NormBackward& a);

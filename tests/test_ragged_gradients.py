@@ -70,7 +70,7 @@ def test_a_rows_gradient_does_not_depend_on_where_it_lies(
     row, grad, grad_sum = (make(1, n) for _ in range(3))
     weight, statistics = make(n), statistics_of(norm, row)
     expected = gradients(norm, (grad, grad_sum), row, statistics, weight)[0]
-    rows = 9  # of which each starts at another one of the places in 16 bytes, where n is odd
+    rows = 70 if device.type == "cuda" else 9  # each starts at another place in 16 bytes, where n is odd; few and many
     x, g, g_sum = (t.expand(rows, n) for t in (row, grad, grad_sum))
     many = statistics.expand(rows, *statistics.shape[1:]).contiguous()
     for k, (start, gap) in enumerate(itertools.product(range(0, 8, 3 if n > 40 else 1), (0, 1, 6))):
@@ -82,6 +82,24 @@ def test_a_rows_gradient_does_not_depend_on_where_it_lies(
             assert same_bits(found[0], expected.expand(rows, n).contiguous())
         for first, again in zip(both, gradients(norm, moved, *here), strict=True):
             assert same_bits(first, again)
+
+
+@every_norm
+@every_dtype
+@pytest.mark.parametrize("n", [24, 61, 192, 300, 403, 500, 769, 1000, 1500, 1501, 2048, 4096, 5000, 5003, 8192])
+def test_a_rows_gradient_does_not_depend_on_how_many_there_are(
+    norm: Norm, dtype: torch.dtype, n: int, device: torch.device
+) -> None:
+    """Few rows have a kernel of their own."""
+    make = Make(device, dtype)
+    x, grad, grad_sum = (make(200, n) for _ in range(3))
+    statistics = statistics_of(norm, x)
+    for weight in (None, make(n), make(n, dtype=make.parameter_dtype)):
+        of_all = gradients(norm, (grad, grad_sum), x, statistics, weight)[0]
+        for rows in (1, 9, 64, 65):
+            for needs in (ALL, (True, False, False)):
+                some = gradients(norm, (grad[:rows], grad_sum[:rows]), x[:rows], statistics[:rows], weight, needs)[0]
+                assert same_bits(some, of_all[:rows])
 
 
 # The last ones leave the most sums in a block's shared memory.

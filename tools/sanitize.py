@@ -6,7 +6,11 @@
 
 Names of ops behind it choose them; ``kit`` stands for what NVRTC compiles for a formula and a reduction. Only
 lltm's gates are made by a GEMM: racecheck has been seen to fail inside cuBLAS. It reports hazards in torch's own
-reductions, which make inputs here. Values are the selftest's affair.
+reductions, which make inputs here. In the norms' backward over long rows it reports reads beside bulk copies of a
+cluster, whose order comes from sums that blocks send each other (st.async), and sums of teams that a __syncthreads()
+parts: it follows neither those messages nor, it seems, named barriers beside that one.
+
+Values are the selftest's affair.
 """
 
 from __future__ import annotations
@@ -28,6 +32,10 @@ SIZES = (
     (3, 7),
     (5, 64),
     (1100, 40),
+    (130, 300),
+    (130, 1024),
+    (130, 1500),
+    (150, 12288),
     (37, 769),
     (9, 1024),
     (2000, 136),

@@ -34,7 +34,7 @@ struct NormForward {
 };
 
 // How the parameters' gradients come together: from `partial`, by a column sum that follows; or by the norm's own kernels,
-// of which one has all rows in one chunk, or a second one reads the few rows again by columns.
+// of which one has all rows in one chunk, or other blocks read the few rows again by columns.
 enum class Gather { partial, whole, columns };
 
 struct NormBackward {
