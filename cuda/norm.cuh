@@ -190,13 +190,13 @@ struct Parameter {
 
   __device__ Parameter(const P* given, const P* constant) : at(given ? given : constant), step(given ? 1 : 0) {}
 
-  template <int W>
-  __device__ Vector<P, W> vector(int64_t number) const {
-    return *reinterpret_cast<const Vector<P, W>*>(at + number * W * step);
+  template <int W, class Number>
+  __device__ const Vector<P, W>* place(Number number) const {
+    return reinterpret_cast<const Vector<P, W>*>(at + number * W * step);
   }
-  template <int W>
-  __device__ Vector<P, W> vector(int number) const {
-    return *reinterpret_cast<const Vector<P, W>*>(at + number * W * step);
+  template <int W, class Number>
+  __device__ Vector<P, W> vector(Number number) const {
+    return *place<W>(number);
   }
 };
 

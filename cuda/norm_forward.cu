@@ -11,24 +11,35 @@ namespace {
 constexpr int kMostWithResidual = 4;  // vectors a thread; there are no registers for more of two rows
 
 // When parameters are fetched: late, once the sums are there, which leaves registers for another block; early, with the row;
-// or so by few blocks, one a multiprocessor, which have registers for it and nothing else to do while they wait.
+// or so by few blocks, all on the card at once, which have registers for it and nothing else to do while they wait.
 enum class Fetch { late, early, few };
+
+constexpr int kFewThreads = 768;  // of a multiprocessor, with registers for that
 
 // Threads that are to fit a multiprocessor at once: as many as their registers allow without spills.
 template <Norm N, class T, class P, int Vectors, int Threads, Fetch F>
 constexpr int resident_threads() {
-  if (F == Fetch::few) return Threads;
+  constexpr bool kNarrow = sizeof(T) < 8 && sizeof(P) == sizeof(T);
+  if (F == Fetch::few) return kNarrow ? std::max(kFewThreads, Threads) : Threads;
   if (sizeof(P) != sizeof(T)) return 1024;
-  if (F == Fetch::late) return Threads <= 256 && sizeof(T) < 8 ? 1280 : 1024;
+  if (F == Fetch::late) return !kNarrow ? 1024 : Threads <= 256 ? 1280 : Threads == 384 ? 1152 : 1024;
   if (Vectors > kVectors) return 1024;
   return N == Norm::rms && Threads == 512 ? 1536 : 1280;
 }
 
-// Lanes: those of a row; 0: the block.
-template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, bool Early>
+// Lanes: those of a row; 0: the block. Once: rows leave the L1 cache to the parameters, see device/vector.cuh.
+template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, Fetch F, bool Once>
 __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   using A = accumulate_t<T>;
   constexpr int W = kVector<T>, kTeamRows = Lanes ? Threads / Lanes : 1;
+  constexpr bool Early = F != Fetch::late;
+  auto load = [](const auto* p) { return Once ? device::load_once(p) : *p; };
+  auto store = [](bool own, auto* p, const auto& v) {
+    if constexpr (Once)
+      device::store_once_if(own, p, v);
+    else if (own)
+      *p = v;
+  };
   const int team = Lanes ? Lanes : static_cast<int>(blockDim.x);
   const int thread = Lanes ? threadIdx.x % Lanes : threadIdx.x;
   const int n = static_cast<int>(a.n), vectors = n / W;
@@ -46,13 +57,17 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   for (int g = 0; g < Vectors; ++g) {
     own[g] = g * team + thread < vectors;
     at[g] = min(g * team + thread, vectors - 1);
-    x[g] = reinterpret_cast<const Vector<T, W>*>(input)[at[g]];
+    x[g] = load(reinterpret_cast<const Vector<T, W>*>(input) + at[g]);
   }
-  T first = N == Norm::layer ? *input : T{};
+  T first = N == Norm::layer ? load(input) : T{};
   Vector<P, W> w[Early ? Vectors : 1], b[Early ? Vectors : 1];
   auto fetch_parameters = [&](int g) {
     const Parameter<P> weight = weight_or_one(a.weight), bias = bias_or_zero(a.bias);
-    w[Early ? g : 0] = weight.template vector<W>(at[g]);
+    // Of rows of 64 KB, which leave little of the cache to their weight.
+    if constexpr (N == Norm::rms && Vectors > 4 && sizeof(P) == sizeof(T))
+      w[Early ? g : 0] = device::load_often(weight.template place<W>(at[g]));
+    else
+      w[Early ? g : 0] = weight.template vector<W>(at[g]);
     if constexpr (N == Norm::layer) b[Early ? g : 0] = bias.template vector<W>(at[g]);
   };
   if constexpr (Early) {
@@ -63,12 +78,12 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
     const T* residual = a.residual + source * a.residual_stride;
     Vector<T, W> r[Vectors];
 #pragma unroll
-    for (int g = 0; g < Vectors; ++g) r[g] = reinterpret_cast<const Vector<T, W>*>(residual)[at[g]];
-    if constexpr (N == Norm::layer) first = rounded_sum(first, *residual);
+    for (int g = 0; g < Vectors; ++g) r[g] = load(reinterpret_cast<const Vector<T, W>*>(residual) + at[g]);
+    if constexpr (N == Norm::layer) first = rounded_sum(first, load(residual));
 #pragma unroll
     for (int g = 0; g < Vectors; ++g) {
       x[g] = rounded_sum(x[g], r[g]);
-      if (live && own[g]) reinterpret_cast<Vector<T, W>*>(a.sum + row * a.n)[at[g]] = x[g];
+      store(live && own[g], reinterpret_cast<Vector<T, W>*>(a.sum + row * a.n) + at[g], x[g]);
     }
   }
 
@@ -133,29 +148,24 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
       }
     }
     scale<N, P, W, A>(c, scaled, w[Early ? g : 0], b[Early ? g : 0], a.offset);
-    auto* to = reinterpret_cast<Vector<T, W>*>(output) + at[g];
-    if constexpr (Early) {
-      if (own[g]) *to = device::narrow_all<T>(c);
-    } else {
-      device::store_if(own[g], to, device::narrow_all<T>(c));
-    }
+    store(own[g], reinterpret_cast<Vector<T, W>*>(output) + at[g], device::narrow_all<T>(c));
   }
 }
 
-template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, Fetch F>
+template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, Fetch F, bool Once>
 __global__ void __launch_bounds__(Threads, resident_blocks(Threads, resident_threads<N, T, P, Vectors, Threads, F>()))
     forward_kernel(const __grid_constant__ Forward<T, P> a) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  forward_rows<N, T, P, Vectors, Lanes, Threads, F != Fetch::late>(a);
+  forward_rows<N, T, P, Vectors, Lanes, Threads, F, Once>(a);
 }
 
 // Many rows of two warps each are launched late, and do not wait: blocks that many and that short lose more by the wait
 // than an early launch saves.
-template <Norm N, class T, class P>
+template <Norm N, class T, class P, bool Once>
 __global__ void __launch_bounds__(64, resident_blocks(64, resident_threads<N, T, P, kVectors, 64, Fetch::early>()))
     forward_pair_kernel(const __grid_constant__ Forward<T, P> a) {
-  forward_rows<N, T, P, kVectors, 0, 64, true>(a);
+  forward_rows<N, T, P, kVectors, 0, 64, Fetch::early, Once>(a);
 }
 
 // Rows too long for registers: a block a row, read again in each pass.
@@ -221,22 +231,49 @@ __global__ void __launch_bounds__(1024) forward_long_kernel(const __grid_constan
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
+// Whether rows are to pass by the L1 cache: that brought about 1.5 us a launch and cost 2 % of its time on one H200.
+template <int Vectors, int Threads, class T, class P, class F>
+int dispatch_once(const Forward<T, P>& a, F f) {
+  if constexpr (sizeof(P) != sizeof(T) || sizeof(T) == 8 || Threads == 1024) {
+    return f(std::false_type{});
+  } else if constexpr (Threads == 256) {
+    return f(std::true_type{});
+  } else {
+    constexpr int64_t kMost = Vectors > 4 ? 600'000'000 : 400'000'000;
+    return dispatch_bool(!a.few && a.rows * a.n * static_cast<int64_t>(sizeof(T)) * (a.residual ? 4 : 2) <= kMost, f);
+  }
+}
+
+bool all_at_once(int64_t rows, int64_t threads) { return rows <= kFewThreads / threads * multiprocessors(); }
+
 template <Norm N, class T, class P, int Vectors, int Lanes, int Threads>
 int launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
   constexpr int kRows = Lanes ? Threads / Lanes : 1;
+  constexpr bool kSame = sizeof(P) == sizeof(T), kRegisters = N == Norm::rms && sizeof(T) == 4 && Vectors <= 4;
+  constexpr Fetch kFetch = Vectors <= kVectors || (kSame && (Lanes || kRegisters)) ? Fetch::early : Fetch::late;
+  constexpr bool kAskFew = kFetch == Fetch::late && Threads != 256 && Threads != 1024;  // those have many rows
   for (int64_t row = 0; row < all.rows; row += kMostBlocks * kRows) {
     const Forward<T, P> a = all.from_row(N, row);
     const auto blocks = static_cast<unsigned>(std::min(ceil_div(a.rows, kRows), kMostBlocks));
-    constexpr Fetch kFetch = (Lanes && sizeof(P) == sizeof(T)) || Vectors <= kVectors ? Fetch::early : Fetch::late;
-    constexpr Fetch kOfFew = kFetch == Fetch::late && Threads != 256 ? Fetch::few : kFetch;  // 256: of many rows alone
     const auto config = launch_config(blocks, threads, stream);
+    auto run = [&](auto fetch, auto once) -> int {
+      constexpr Fetch F = decltype(fetch)::value;
+      return launch_kernel(&forward_kernel<N, T, P, Vectors, Lanes, Threads, F, decltype(once)::value>, config, a);
+    };
+    auto run_many = [&](auto once) -> int {
+      if constexpr (Threads == 64)
+        return a.few ? run(std::integral_constant<Fetch, kFetch>{}, std::false_type{})
+                     : launch_late_kernel(&forward_pair_kernel<N, T, P, decltype(once)::value>, config, a);
+      else
+        return run(std::integral_constant<Fetch, kFetch>{}, once);
+    };
+    const bool few = Threads == 384 ? all_at_once(a.rows, threads) : a.few;
     int error;
-    if (all.few)
-      error = launch_kernel(&forward_kernel<N, T, P, Vectors, Lanes, Threads, kOfFew>, config, a);
-    else if constexpr (Threads == 64)
-      error = launch_late_kernel(&forward_pair_kernel<N, T, P>, config, a);
+    if constexpr (kAskFew)
+      error = few ? run(std::integral_constant<Fetch, Fetch::few>{}, std::false_type{})
+                  : dispatch_once<Vectors, Threads>(a, run_many);
     else
-      error = launch_kernel(&forward_kernel<N, T, P, Vectors, Lanes, Threads, kFetch>, config, a);
+      error = dispatch_once<Vectors, Threads>(a, run_many);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -256,7 +293,7 @@ int launch_long(const NormForward& args, cudaStream_t stream) {
 
 // By the number of vectors in a row: lanes of a warp while a few vectors a lane are enough, two warps likewise, then blocks
 // with more a thread. Three a thread where two would leave a fourth of the threads without: rows of 192, 384, 768, 1536,
-// 3072 halves; and where blocks of four would leave a fourth of the multiprocessor: rows of 9216 and 12288.
+// 3072 halves. How many threads have a row, and how many vectors each, depends on nothing but the row.
 template <Norm N, class T, class P>
 int launch_registers(const NormForward& args, cudaStream_t stream) {
   const Forward<T, P> a(args);
@@ -270,8 +307,7 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
   if (vectors <= 16 * kThree) return launch<N, T, P, kThree, 16, kSmall>(a, kSmall, stream);
   if (vectors > 32 * kFew && vectors <= 32 * kThree) return launch<N, T, P, kThree, 32, kSmall>(a, kSmall, stream);
   // Whole warps of three, where four a thread would leave some without.
-  const bool fourth_idle = vectors % (4 * kWarp) != 0 || (threads(kMany) > 256 && threads(kMany) < 512);
-  if (vectors > 64 * kFew && vectors <= 512 * kThree && vectors % (3 * kWarp) == 0 && fourth_idle)
+  if (vectors > 64 * kFew && vectors <= 256 * kMany && vectors % (3 * kWarp) == 0 && vectors % (4 * kWarp) != 0)
     return launch<N, T, P, kThree, 0, 512>(a, threads(kThree), stream);
   if (vectors <= 32 * kFew) return launch<N, T, P, kFew, 32, kSmall>(a, kSmall, stream);
   if (vectors <= 64 * kFew) return launch<N, T, P, kFew, 0, 64>(a, threads(kFew), stream);
@@ -280,12 +316,16 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
     if constexpr (N == Norm::rms)
       if (vectors <= 512 * kFew && vectors % (kFew * kWarp) == 0)
         return launch<N, T, P, kFew, 0, 512>(a, threads(kFew), stream);
-    // All rows at once, where fewer registers a thread allow that and more do not.
     const int64_t here = multiprocessors(), each = threads(kMany);
+    if (each <= 384 && !a.few && (each > 256 || all_at_once(a.rows, each)))
+      return launch<N, T, P, kMany, 0, 384>(a, threads(kMany), stream);
+    // All rows at once, where fewer registers a thread allow that and more do not.
     if (each <= 256 && a.rows > 1024 / each * here && a.rows <= 1280 / each * here)
       return launch<N, T, P, kMany, 0, 256>(a, threads(kMany), stream);
   }
   if (vectors <= 512 * kMany) return launch<N, T, P, kMany, 0, 512>(a, threads(kMany), stream);
+  if constexpr (sizeof(T) < 8 && N == Norm::rms)
+    if (a.residual && vectors <= 1024 * kMany) return launch<N, T, P, kMany, 0, 1024>(a, threads(kMany), stream);
   if constexpr (sizeof(T) == 4)
     if (a.n * 4 <= bytes_in_registers(args)) return launch<N, T, P, 2 * kMany, 0, 512>(a, threads(2 * kMany), stream);
   return launch_long<N, T, P, W>(args, stream);

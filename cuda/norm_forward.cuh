@@ -22,10 +22,11 @@ constexpr int resident_blocks(int threads, int all) {
   return std::min(std::min(all, kThreads) / threads, kBlocks);
 }
 
-// The bytes of a row that 512 threads hold in registers: twice as many of what needs not be widened, if there is no other
-// row to add.
+// The bytes of a row that a block holds in registers: 512 threads with four vectors each, or eight of what needs not be
+// widened, if there is no other row to add; with one, an rms norm has registers for 1024 threads.
 inline int64_t bytes_in_registers(const NormForward& a) {
-  return 512 * 16 * (a.dtype == DType::f32 && !a.residual ? 8 : 4);
+  const bool twice = a.residual ? a.norm == Norm::rms && a.dtype != DType::f64 : a.dtype == DType::f32;
+  return 512 * 4 * 16 * (twice ? 2 : 1);
 }
 
 // What a kernel needs, in the types it computes in.
@@ -79,12 +80,15 @@ __device__ inline T rounded_sum(T a, T b) {
 
 template <class T, int W>
 __device__ inline Vector<T, W> rounded_sum(const Vector<T, W>& a, const Vector<T, W>& b) {
-  accumulate_t<T> x[W], y[W];
-  device::widen(a, x);
-  device::widen(b, y);
+  Vector<T, W> sum;
+  if constexpr (sizeof(T) == 2 && W % 2 == 0) {
 #pragma unroll
-  for (int k = 0; k < W; ++k) x[k] += y[k];
-  return device::narrow_all<T>(x);
+    for (int k = 0; k < W / 2; ++k) sum.pair[k] = device::add_pairs<T>(a.pair[k], b.pair[k]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < W; ++k) sum.at[k] = rounded_sum(a.at[k], b.at[k]);
+  }
+  return sum;
 }
 
 // What a row is scaled by: d·rstd + shift, of d = x - mean or x itself.

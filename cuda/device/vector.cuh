@@ -43,32 +43,50 @@ __device__ inline Vector<T, N> narrow_all(const accumulate_t<T> (&x)[N]) {
   return v;
 }
 
+// What is read once and written once, so that what is read again stays in the L1 cache: lines that are the first to leave it,
+// and stores that take none. Both together: either alone is slower than neither, and so is a line read in two ways.
+template <class V>
+__device__ inline V load_once(const V* p) {
+  V v;
+  if constexpr (sizeof(V) == 16) {
+    auto* w = reinterpret_cast<unsigned*>(&v);
+    asm volatile("ld.global.L1::evict_first.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "l"(p));
+  } else if constexpr (sizeof(V) == 8) {
+    asm volatile("ld.global.L1::evict_first.b64 %0, [%1];" : "=l"(reinterpret_cast<unsigned long long&>(v)) : "l"(p));
+  } else if constexpr (sizeof(V) == 4) {
+    asm volatile("ld.global.L1::evict_first.b32 %0, [%1];" : "=r"(reinterpret_cast<unsigned&>(v)) : "l"(p));
+  } else {
+    static_assert(sizeof(V) == 2);
+    asm volatile("ld.global.L1::evict_first.b16 %0, [%1];" : "=h"(reinterpret_cast<unsigned short&>(v)) : "l"(p));
+  }
+  return v;
+}
+
+// What is read again by other blocks: the last lines to leave the L1 cache. Like any read-only load, the compiler may move it.
+template <class V>
+__device__ inline V load_often(const V* p) {
+  static_assert(sizeof(V) == 16);
+  V v;
+  auto* w = reinterpret_cast<unsigned*>(&v);
+  asm("ld.global.nc.L1::evict_last.v4.b32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+      : "l"(p));
+  return v;
+}
+
 // *p = v where `own`, by a predicate: the compiler would put all that v is made of behind a branch, loads of parameters too,
 // and then wait for one vector after the other.
 template <class V>
-__device__ inline void store_if(bool own, V* p, const V& v) {
-  const int holds = own;
-  if constexpr (sizeof(V) == 16) {
-    const auto* w = reinterpret_cast<const unsigned*>(&v);
-    asm volatile(
-        "{\n.reg .pred own;\nsetp.ne.s32 own, %0, 0;\n@own st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(holds),
-        "l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
-        : "memory");
-  } else if constexpr (sizeof(V) == 8) {
-    const auto* w = reinterpret_cast<const unsigned*>(&v);
-    asm volatile("{\n.reg .pred own;\nsetp.ne.s32 own, %0, 0;\n@own st.global.v2.b32 [%1], {%2, %3};\n}" ::"r"(holds),
-                 "l"(p), "r"(w[0]), "r"(w[1])
-                 : "memory");
-  } else if constexpr (sizeof(V) == 4) {
-    asm volatile("{\n.reg .pred own;\nsetp.ne.s32 own, %0, 0;\n@own st.global.b32 [%1], %2;\n}" ::"r"(holds), "l"(p),
-                 "r"(*reinterpret_cast<const unsigned*>(&v))
-                 : "memory");
-  } else {
-    static_assert(sizeof(V) == 2);
-    asm volatile("{\n.reg .pred own;\nsetp.ne.s32 own, %0, 0;\n@own st.global.b16 [%1], %2;\n}" ::"r"(holds), "l"(p),
-                 "h"(*reinterpret_cast<const unsigned short*>(&v))
-                 : "memory");
-  }
+__device__ inline void store_once_if(bool own, V* p, const V& v) {
+  static_assert(sizeof(V) == 16);
+  const auto* w = reinterpret_cast<const unsigned*>(&v);
+  asm volatile(
+      "{\n.reg .pred own;\nsetp.ne.s32 own, %0, 0;\n"
+      "@own st.global.L1::no_allocate.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(static_cast<int>(own)),
+      "l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+      : "memory");
 }
 
 // Makes the compiler take v as new, so that it widens it again rather than hold twice the registers from pass to pass.
