@@ -17,7 +17,7 @@ int norm_backward_ragged(const NormBackward& a, void* stream);
 
 // How the kernels of many rows add up a row: each thread of a team its vectors or words in turn, then the lanes, then the
 // warps. `each`: words of a row that a warp of it has, the first `more` of them one word more; 0: the team's threads take
-// neighbouring vectors.
+// neighbouring vectors or words.
 struct SumOrder {
   int lanes, warps, each, more;
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreads = kWarp * kMostColumnWarps;  // of a block
 
-// Units of a thread: of a lane whose warp has the row by itself, as it has among many; and at most.
+// The most units of a thread: of a lane, where one warp has the row, as one warp has it among many; of a block's thread.
 constexpr int kOfLane = 2;
 template <class T>
 constexpr int kMostOfThread = sizeof(T) == 4 ? 4 : 2;  // no more fit the registers of the others
@@ -78,7 +78,8 @@ __device__ inline Sums<A, S> sum_in_warp(const Sums<A, S> (&units)[Units]) {
   return total;
 }
 
-// The same where several warps have units, [S][Most]: as many warps as have a row among many add them up.
+// The same where several warps have units, [S][Most]: as many warps as have a row among many add them up. So many units are
+// whole warps' there as well, and AtOnce are as many as a lane has of them.
 template <int S, int Most, int AtOnce, class A>
 __device__ inline Sums<A, S> sum_in_block(const A* parts, int units, const SumOrder& order, Scratch<A, S>& scratch) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -232,7 +233,7 @@ int launch(const NormBackward& a, const SumOrder& order, cudaStream_t stream) {
   const bool columns = a.gather == Gather::columns && a.wants_parameters();
   const int row_blocks = a.grad_input || !columns ? static_cast<int>(a.rows) : 0;
   const int64_t column_blocks = columns ? ceil_div(a.n / (Words ? 1 : W), kWarp) : 0;
-  const int64_t units = units_of(a), each = units > 2 * kThreads ? 4 : units > kThreads ? 2 : 1;
+  const int64_t units = ceil_div(a.n, W), each = units > 2 * kThreads ? 4 : units > kThreads ? 2 : 1;
   const int team = units <= kOfLane * kWarp ? kWarp : static_cast<int>(ceil_div(units, each * kWarp)) * kWarp;
   // As many warps as have all rows under way at once.
   const int of_columns = columns ? static_cast<int>(ceil_div(a.rows, kColumnRows)) * kWarp : 0;

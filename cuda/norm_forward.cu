@@ -16,7 +16,7 @@ enum class Fetch { late, early, few };
 
 constexpr int kFewThreads = 768;  // of a multiprocessor, with registers for that
 
-// Threads that are to fit a multiprocessor at once: as many as their registers allow without spills.
+// Threads that are to fit a multiprocessor at once: as many as their registers allow, but for 16 bytes of spills at most.
 template <Norm N, class T, class P, int Vectors, int Threads, Fetch F>
 constexpr int resident_threads() {
   constexpr bool kNarrow = sizeof(T) < 8 && sizeof(P) == sizeof(T);
@@ -27,7 +27,7 @@ constexpr int resident_threads() {
   return N == Norm::rms && Threads == 512 ? 1536 : 1280;
 }
 
-// Lanes: those of a row; 0: the block. Once: rows leave the L1 cache to the parameters, see device/vector.cuh.
+// Lanes: those of a row; 0: the block. Once: rows leave the L1 cache first, and parameters stay: device/vector.cuh.
 template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, Fetch F, bool Once>
 __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   using A = accumulate_t<T>;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   Vector<P, W> w[Early ? Vectors : 1], b[Early ? Vectors : 1];
   auto fetch_parameters = [&](int g) {
     const Parameter<P> weight = weight_or_one(a.weight), bias = bias_or_zero(a.bias);
-    // Of rows of 64 KB, which leave little of the cache to their weight.
+    // Of rows of 32 to 64 KB, which leave little of the cache to their weight.
     if constexpr (N == Norm::rms && Vectors > 4 && sizeof(P) == sizeof(T))
       w[Early ? g : 0] = device::load_often(weight.template place<W>(at[g]));
     else
@@ -231,7 +231,8 @@ __global__ void __launch_bounds__(1024) forward_long_kernel(const __grid_constan
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-// Whether rows are to pass by the L1 cache: that brought about 1.5 us a launch and cost 2 % of its time on one H200.
+// Whether rows are to leave the L1 cache first, which saves about 1.5 us a launch but costs 2 % of its time (one H200). Not
+// timed with parameters of another dtype, in f64 and by 1024 threads; 256 have 22 MB at most.
 template <int Vectors, int Threads, class T, class P, class F>
 int dispatch_once(const Forward<T, P>& a, F f) {
   if constexpr (sizeof(P) != sizeof(T) || sizeof(T) == 8 || Threads == 1024) {
@@ -251,7 +252,8 @@ int launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
   constexpr int kRows = Lanes ? Threads / Lanes : 1;
   constexpr bool kSame = sizeof(P) == sizeof(T), kRegisters = N == Norm::rms && sizeof(T) == 4 && Vectors <= 4;
   constexpr Fetch kFetch = Vectors <= kVectors || (kSame && (Lanes || kRegisters)) ? Fetch::early : Fetch::late;
-  constexpr bool kAskFew = kFetch == Fetch::late && Threads != 256 && Threads != 1024;  // those have many rows
+  // 256 threads have many rows, and 1024 no registers for parameters beside them.
+  constexpr bool kAskFew = kFetch == Fetch::late && Threads != 256 && Threads != 1024;
   for (int64_t row = 0; row < all.rows; row += kMostBlocks * kRows) {
     const Forward<T, P> a = all.from_row(N, row);
     const auto blocks = static_cast<unsigned>(std::min(ceil_div(a.rows, kRows), kMostBlocks));
@@ -292,8 +294,9 @@ int launch_long(const NormForward& args, cudaStream_t stream) {
 }
 
 // By the number of vectors in a row: lanes of a warp while a few vectors a lane are enough, two warps likewise, then blocks
-// with more a thread. Three a thread where two would leave a fourth of the threads without: rows of 192, 384, 768, 1536,
-// 3072 halves. How many threads have a row, and how many vectors each, depends on nothing but the row.
+// with more a thread. Three a thread where two, or whole warps of four, would leave a fourth of the threads without: rows of
+// 192, 384, 768, 1536, 4608 halves. How many threads have a row, and how many vectors each, depends on the row's length, the
+// dtypes and whether there is a residual, never on the number of rows.
 template <Norm N, class T, class P>
 int launch_registers(const NormForward& args, cudaStream_t stream) {
   const Forward<T, P> a(args);
@@ -306,7 +309,6 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
   if (vectors <= 16 * kFew) return launch<N, T, P, kFew, 16, kSmall>(a, kSmall, stream);
   if (vectors <= 16 * kThree) return launch<N, T, P, kThree, 16, kSmall>(a, kSmall, stream);
   if (vectors > 32 * kFew && vectors <= 32 * kThree) return launch<N, T, P, kThree, 32, kSmall>(a, kSmall, stream);
-  // Whole warps of three, where four a thread would leave some without.
   if (vectors > 64 * kFew && vectors <= 256 * kMany && vectors % (3 * kWarp) == 0 && vectors % (4 * kWarp) != 0)
     return launch<N, T, P, kThree, 0, 512>(a, threads(kThree), stream);
   if (vectors <= 32 * kFew) return launch<N, T, P, kFew, 32, kSmall>(a, kSmall, stream);

@@ -86,7 +86,9 @@ def test_a_rows_gradient_does_not_depend_on_where_it_lies(
 
 @every_norm
 @every_dtype
-@pytest.mark.parametrize("n", [24, 61, 192, 300, 403, 500, 769, 1000, 1500, 1501, 2048, 4096, 5000, 5003, 8192])
+@pytest.mark.parametrize(
+    "n", [24, 61, 100, 192, 300, 403, 500, 769, 1000, 1500, 1501, 2048, 3004, 4096, 5000, 5003, 8192]
+)
 def test_a_rows_gradient_does_not_depend_on_how_many_there_are(
     norm: Norm, dtype: torch.dtype, n: int, device: torch.device
 ) -> None:

@@ -73,17 +73,22 @@ def test_a_rows_bits_do_not_depend_on_where_it_lies(
 
 
 @every_added
-@pytest.mark.parametrize("n", [61, 403, 769, 1000, 1024, 1500, 3001, 4096, 5000, 5003, 9216, 12288, 16384])
+@pytest.mark.parametrize(
+    "n", [61, 403, 768, 769, 1000, 1024, 1500, 1536, 3001, 4096, 4608, 5000, 5003, 9216, 12288, 16384, 20480]
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_rows_bits_do_not_depend_on_how_many_there_are(
     added: Any, norm: Any, parameters: int, dtype: torch.dtype, n: int, device: torch.device
 ) -> None:
-    """Not where few rows, or all that the card takes at once, have a kernel of their own either."""
+    """Not where few rows, or all that the card takes at once, have a kernel of their own either; parameters in both
+    dtypes that they may have.
+    """
     x, r, affine = inputs(Make(device, dtype), parameters, rows=1100, n=n)
-    outputs = (*added(x, r, (n,), *affine), norm(x, (n,), *affine))
-    for rows in (1, 100, 140, 250, 1000):
-        some = (*added(x[:rows], r[:rows], (n,), *affine), norm(x[:rows], (n,), *affine))
-        assert all(same_bits(a, b[:rows]) for a, b in zip(some, outputs, strict=True))
+    for given in (affine, [p.float() for p in affine]):
+        outputs = (*added(x, r, (n,), *given), norm(x, (n,), *given))
+        for rows in (1, 100, 140, 250, 1000):
+            some = (*added(x[:rows], r[:rows], (n,), *given), norm(x[:rows], (n,), *given))
+            assert all(same_bits(a, b[:rows]) for a, b in zip(some, outputs, strict=True))
 
 
 @every_dtype

@@ -64,7 +64,8 @@ __device__ inline V load_once(const V* p) {
   return v;
 }
 
-// What is read again by other blocks: the last lines to leave the L1 cache. Like any read-only load, the compiler may move it.
+// What is read again by other blocks: the last lines to leave the L1 cache. Like any read-only load, the compiler may move it;
+// `make gates` sees that it stays behind the wait for earlier kernels.
 template <class V>
 __device__ inline V load_often(const V* p) {
   static_assert(sizeof(V) == 16);
@@ -76,8 +77,8 @@ __device__ inline V load_often(const V* p) {
   return v;
 }
 
-// *p = v where `own`, by a predicate: the compiler would put all that v is made of behind a branch, loads of parameters too,
-// and then wait for one vector after the other.
+// *p = v where `own`, by a predicate: behind a branch would be all that v is made of, loads of parameters too, each vector's
+// waiting for the one before.
 template <class V>
 __device__ inline void store_once_if(bool own, V* p, const V& v) {
   static_assert(sizeof(V) == 16);
