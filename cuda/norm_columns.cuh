@@ -10,7 +10,9 @@ constexpr int kFewRows = kMostColumnWarps * kColumnRows;  // so many all at once
 
 // What each warp of a block has found.
 template <Norm N, class A, int W>
-using ColumnParts = A[kMostColumnWarps][kSums<N> * kWarp * W];
+struct ColumnParts {
+  A at[kMostColumnWarps][kSums<N> * kWarp * W];
+};
 
 // Rows begin to end, and columns of some of the tiles: a warp takes 32 vectors of columns, the block's warps different rows,
 // added at the end in the order of the warps. Into `partial`, or where there is none into the parameters' gradients.
@@ -50,8 +52,8 @@ __device__ void sum_columns(const Backward<T, P>& a, int64_t begin, int64_t end,
     __syncthreads();  // the tile before this one has been written out
 #pragma unroll
     for (int k = 0; k < W; ++k) {
-      parts[warp][k * kWarp + lane] = weight_sum[k];
-      if constexpr (N == Norm::layer) parts[warp][(W + k) * kWarp + lane] = bias_sum[k];
+      parts.at[warp][k * kWarp + lane] = weight_sum[k];
+      if constexpr (N == Norm::layer) parts.at[warp][(W + k) * kWarp + lane] = bias_sum[k];
     }
     __syncthreads();
     for (int j = threadIdx.x; j < S * kWarp * W; j += blockDim.x) {
@@ -60,7 +62,7 @@ __device__ void sum_columns(const Backward<T, P>& a, int64_t begin, int64_t end,
       if (to >= a.n) continue;
       A total = 0;
 #pragma unroll 8
-      for (int part = 0; part < warps; ++part) total += parts[part][j];
+      for (int part = 0; part < warps; ++part) total += parts.at[part][j];
       if (partial)
         partial[sum * a.n + to] = total;
       else
