@@ -177,6 +177,7 @@ struct Plan {
   int lanes;  // of a row; 0: warps
   int warps;  // of a row; 0: the row does not fit registers
   int teams;  // of a block
+  int threads() const { return lanes ? kLaneThreads : teams * warps * kWarp; }
 };
 
 // By the dtype and n, nothing else, but for more rows than anybody has.
@@ -197,8 +198,7 @@ Plan plan_of(const NormBackward& a) {
 
 int64_t blocks_of(const NormBackward& a, const Plan& plan) {
   if (plan.warps == 0) return resident_blocks(a.rows, 1, 1024 / kThreads);
-  const int threads = plan.lanes ? kLaneThreads : plan.teams * plan.warps * kWarp;
-  return resident_blocks(a.rows, plan.teams, kThreads / threads);
+  return resident_blocks(a.rows, plan.teams, kThreads / plan.threads());
 }
 
 int64_t column_tiles(const NormBackward& a) { return ceil_div(a.n * size_of(a.dtype), 16 * kWarp); }
@@ -209,11 +209,10 @@ bool few_rows(const NormBackward& a) { return a.rows <= kFewRows && a.rows * a.n
 template <Norm N, class T, class P, int W, int Lanes>
 int launch(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
   const Backward<T, P> a(args);
-  const int threads = plan.lanes ? kLaneThreads : plan.teams * plan.warps * kWarp;
   const auto blocks = static_cast<unsigned>(args.chunks);
   return dispatch_bool(args.grad_sum != nullptr, [&](auto grad_sum) -> int {
     return launch_kernel(&backward_kernel<N, T, P, W, Lanes, decltype(grad_sum)::value>,
-                         launch_config(blocks, threads, stream, parts_bytes(args, plan.teams)), a, plan.warps);
+                         launch_config(blocks, plan.threads(), stream, parts_bytes(args, plan.teams)), a, plan.warps);
   });
 }
 

@@ -222,10 +222,10 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-int64_t units_of(const NormBackward& a) {
-  const int64_t full = 16 / size_of(a.dtype);
-  const bool halves = full == 8;
-  return ceil_div(a.n, a.n % full == 0 ? full : !halves ? 1 : a.n % 4 == 0 ? 4 : 2);
+// Elements of a unit, by those of the widest vector that n allows: where that is one element, words.
+template <class T>
+constexpr int unit_width(int width) {
+  return width > 1 ? width : kWord<T>;
 }
 
 template <Norm N, class T, class P, int W, bool Words>
@@ -246,20 +246,21 @@ int launch(const NormBackward& a, const SumOrder& order, cudaStream_t stream) {
 }  // namespace
 
 bool few_takes(const NormBackward& a) {
-  return units_of(a) <= dispatch(a.dtype, [](auto t) { return kMostUnits<typename decltype(t)::type>; });
+  return dispatch(a.dtype, [&](auto t) -> int {
+    using T = typename decltype(t)::type;
+    return ceil_div(a.n, unit_width<T>(vector_width<T>(a.n))) <= kMostUnits<T>;
+  });
 }
 
 int norm_backward_few(const NormBackward& a, const SumOrder& order, void* stream_handle) {
   auto stream = static_cast<cudaStream_t>(stream_handle);
   return dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
-    constexpr Norm N = decltype(norm)::value;
     using T = typename decltype(t)::type;
     using P = typename decltype(p)::type;
-    constexpr int kFull = kVector<T>;
-    if (a.n % kFull == 0) return launch<N, T, P, kFull, false>(a, order, stream);
-    if constexpr (kFull == 8)
-      if (a.n % 4 == 0) return launch<N, T, P, 4, false>(a, order, stream);
-    return launch<N, T, P, kWord<T>, true>(a, order, stream);
+    return dispatch_width<T>(a.n, [&](auto width) -> int {
+      constexpr int W = decltype(width)::value;
+      return launch<decltype(norm)::value, T, P, unit_width<T>(W), W == 1>(a, order, stream);
+    });
   });
 }
 

@@ -245,7 +245,10 @@ int dispatch_once(const Forward<T, P>& a, F f) {
   }
 }
 
-bool all_at_once(int64_t rows, int64_t threads) { return rows <= kFewThreads / threads * multiprocessors(); }
+// Rows of so many threads each, where a multiprocessor takes `resident` of them.
+bool all_at_once(int64_t rows, int64_t threads, int64_t resident) {
+  return rows <= resident / threads * multiprocessors();
+}
 
 template <Norm N, class T, class P, int Vectors, int Lanes, int Threads>
 int launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
@@ -269,7 +272,7 @@ int launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
       else
         return run(std::integral_constant<Fetch, kFetch>{}, once);
     };
-    const bool few = Threads == 384 ? all_at_once(a.rows, threads) : a.few;
+    const bool few = Threads == 384 ? all_at_once(a.rows, threads, kFewThreads) : a.few;
     int error;
     if constexpr (kAskFew)
       error = few ? run(std::integral_constant<Fetch, Fetch::few>{}, std::false_type{})
@@ -318,12 +321,12 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
     if constexpr (N == Norm::rms)
       if (vectors <= 512 * kFew && vectors % (kFew * kWarp) == 0)
         return launch<N, T, P, kFew, 0, 512>(a, threads(kFew), stream);
-    const int64_t here = multiprocessors(), each = threads(kMany);
-    if (each <= 384 && !a.few && (each > 256 || all_at_once(a.rows, each)))
-      return launch<N, T, P, kMany, 0, 384>(a, threads(kMany), stream);
+    const int each = threads(kMany);
+    if (each <= 384 && !a.few && (each > 256 || all_at_once(a.rows, each, kFewThreads)))
+      return launch<N, T, P, kMany, 0, 384>(a, each, stream);
     // All rows at once, where fewer registers a thread allow that and more do not.
-    if (each <= 256 && a.rows > 1024 / each * here && a.rows <= 1280 / each * here)
-      return launch<N, T, P, kMany, 0, 256>(a, threads(kMany), stream);
+    if (each <= 256 && !all_at_once(a.rows, each, 1024) && all_at_once(a.rows, each, 1280))
+      return launch<N, T, P, kMany, 0, 256>(a, each, stream);
   }
   if (vectors <= 512 * kMany) return launch<N, T, P, kMany, 0, 512>(a, threads(kMany), stream);
   if constexpr (sizeof(T) < 8 && N == Norm::rms)
