@@ -63,11 +63,7 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   Vector<P, W> w[Early ? Vectors : 1], b[Early ? Vectors : 1];
   auto fetch_parameters = [&](int g) {
     const Parameter<P> weight = weight_or_one(a.weight), bias = bias_or_zero(a.bias);
-    // Of rows of 32 to 64 KB, which leave little of the cache to their weight.
-    if constexpr (N == Norm::rms && Vectors > 4 && sizeof(P) == sizeof(T))
-      w[Early ? g : 0] = device::load_often(weight.template place<W>(at[g]));
-    else
-      w[Early ? g : 0] = weight.template vector<W>(at[g]);
+    w[Early ? g : 0] = weight.template vector<W>(at[g]);
     if constexpr (N == Norm::layer) b[Early ? g : 0] = bias.template vector<W>(at[g]);
   };
   if constexpr (Early) {
@@ -329,9 +325,11 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
       return launch<N, T, P, kMany, 0, 256>(a, each, stream);
   }
   if (vectors <= 512 * kMany) return launch<N, T, P, kMany, 0, 512>(a, threads(kMany), stream);
-  if constexpr (sizeof(T) < 8 && N == Norm::rms)
-    if (a.residual && vectors <= 1024 * kMany) return launch<N, T, P, kMany, 0, 1024>(a, threads(kMany), stream);
-  if constexpr (sizeof(T) == 4)
+  if constexpr (sizeof(T) < 8 && N == Norm::rms) {
+    if (!a.residual && vectors <= kLongThree) return launch<N, T, P, kThree, 0, 1024>(a, threads(kThree), stream);
+    if (vectors <= 1024 * kMany) return launch<N, T, P, kMany, 0, 1024>(a, threads(kMany), stream);
+  }
+  if constexpr (sizeof(T) == 4 && N == Norm::layer)
     if (a.n * 4 <= bytes_in_registers(args)) return launch<N, T, P, 2 * kMany, 0, 512>(a, threads(2 * kMany), stream);
   return launch_long<N, T, P, W>(args, stream);
 }
@@ -341,6 +339,7 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
 int norm_forward(const NormForward& a, void* stream_handle) {
   if (ring_takes(a)) return norm_forward_ring(a, stream_handle);
   if (ragged_takes(a)) return norm_forward_ragged(a, stream_handle);
+  if (twice_takes(a)) return norm_forward_twice(a, stream_handle);
   auto stream = static_cast<cudaStream_t>(stream_handle);
   return dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
     using T = typename decltype(t)::type;

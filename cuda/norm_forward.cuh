@@ -22,12 +22,18 @@ constexpr int resident_blocks(int threads, int all) {
   return std::min(std::min(all, kThreads) / threads, kBlocks);
 }
 
-// The bytes of a row that a block holds in registers: 512 threads with four vectors each, or eight of what needs not be
-// widened, if there is no other row to add; with one, an rms norm has registers for 1024 threads.
+// The bytes of a row that a block of 512 threads holds in registers, four vectors each; of one without a residual in f32, which
+// needs not be widened, eight. Of an rms norm's rows, 1024 threads hold four, or read them twice.
+constexpr int64_t kBlockBytes = 512 * 4 * 16;
 inline int64_t bytes_in_registers(const NormForward& a) {
-  const bool twice = a.residual ? a.norm == Norm::rms && a.dtype != DType::f64 : a.dtype == DType::f32;
-  return 512 * 4 * 16 * (twice ? 2 : 1);
+  const bool twice = a.norm == Norm::rms ? a.dtype != DType::f64 : a.dtype == DType::f32 && !a.residual;
+  return kBlockBytes * (twice ? 2 : 1);
 }
+
+// Rows of an rms norm that are read twice, by 1024 threads with three vectors each up to so many vectors, else four.
+constexpr int64_t kLongThree = 3 * 1024;
+bool twice_takes(const NormForward& a);
+int norm_forward_twice(const NormForward& a, void* stream);
 
 // What a kernel needs, in the types it computes in.
 template <class T, class P>

@@ -64,16 +64,15 @@ __device__ inline V load_once(const V* p) {
   return v;
 }
 
-// What is read again by other blocks: the last lines to leave the L1 cache. Like any read-only load, the compiler may move it;
-// `make gates` sees that it stays behind the wait for earlier kernels.
+// What a block itself reads again, by load_once() then, or other blocks: the last lines to leave the L1 cache.
 template <class V>
 __device__ inline V load_often(const V* p) {
   static_assert(sizeof(V) == 16);
   V v;
   auto* w = reinterpret_cast<unsigned*>(&v);
-  asm("ld.global.nc.L1::evict_last.v4.b32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-      : "l"(p));
+  asm volatile("ld.global.L1::evict_last.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "l"(p));
   return v;
 }
 
