@@ -198,6 +198,13 @@ struct Parameter {
   __device__ Vector<P, W> vector(Number number) const {
     return *place<W>(number);
   }
+  // Vector begin + number, and zeros from `count` on: nothing infinite comes of a product with a gradient that is not there.
+  template <int W>
+  __device__ Vector<P, W> vector_or_zero(int number, int count, int begin = 0) const {
+    Vector<P, W> v = vector<W>(begin + min(number, count - 1));
+    if (number >= count) v = {};
+    return v;
+  }
 };
 
 // 32 bytes of 1, and of -0, whose sum with any number is that number.

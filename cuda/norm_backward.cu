@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
   Vector<P, W> w[V];
   A weight_sum[V][W] = {}, bias_sum[N == Norm::layer ? V : 1][W] = {};
 #pragma unroll
-  for (int g = 0; g < V; ++g) w[g] = weight_or_one(a.weight).template vector<W>(min(g * team + thread, vectors - 1));
+  for (int g = 0; g < V; ++g) w[g] = weight_or_one(a.weight).template vector_or_zero<W>(g * team + thread, vectors);
 
   Row next_x[V], next_grad[V];
   RowNumbers<A> next;

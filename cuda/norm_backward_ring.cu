@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
   let_next_kernel_start();
 
   Vector<P, W> w[kHoldParameters ? V : 1];
-  auto weight = [&](int at) { return weight_or_one(a.weight).template vector<W>(begin + min(at, vectors - 1)); };
+  auto weight = [&](int at) { return weight_or_one(a.weight).template vector_or_zero<W>(at, vectors, begin); };
   if constexpr (kHoldParameters) {
 #pragma unroll
     for (int g = 0; g < V; ++g) w[g] = weight(g * team + thread);

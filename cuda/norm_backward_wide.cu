@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   Vector<T, W> w[V];
 #pragma unroll
   for (int g = 0; g < V; ++g)
-    w[g] = weight_or_one(a.weight).template vector<W>(begin + min(g * kWideThreads + thread, vectors - 1));
+    w[g] = weight_or_one(a.weight).template vector_or_zero<W>(g * kWideThreads + thread, vectors, begin);
   float weight_sum[V][W] = {}, bias_sum[V][W] = {};
   RowNumbers<float> next = row_numbers<N>(a, first_row);
   ring_meet(cluster);  // while all that was asked for is on its way

@@ -104,6 +104,24 @@ def test_a_rows_gradient_does_not_depend_on_how_many_there_are(
                 assert same_bits(some, of_all[:rows])
 
 
+@pytest.mark.parametrize("norm", [RMS_NORM, ADD_RMS_NORM], ids=lambda norm: norm.name)
+@every_dtype
+@pytest.mark.parametrize("n", [24, 100, 300, 1000, 1500, 5000])
+@pytest.mark.parametrize("rows", [1, 64, 65, 300])
+def test_an_infinite_weight_makes_no_more_nans_than_it_must(
+    norm: Norm, dtype: torch.dtype, n: int, rows: int, device: torch.device
+) -> None:
+    """What a thread has behind the row's end takes no part, whatever the last weight is."""
+    make = Make(device, dtype)
+    x, grad, grad_sum = (make(rows, n) for _ in range(3))
+    weight = make(n)
+    weight[-1] = torch.inf
+    found = gradients(norm, (grad, grad_sum), x, statistics_of(norm, x), weight)[0]
+    truth = true_gradients(norm, (grad, grad_sum), x, weight)[0]
+    torch.testing.assert_close(found.double(), truth, equal_nan=True)
+    assert found.isinf().any()
+
+
 # The last ones leave the most sums in a block's shared memory.
 VALUES = (1, 2, 3, 7, 33, 61, 101, 129, 258, 449, 769, 1500, 1501, 4099, 1227, 2047, 2911)
 
