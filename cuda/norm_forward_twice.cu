@@ -84,8 +84,8 @@ int norm_forward_twice(const NormForward& a, void* stream_handle) {
     using T = typename decltype(t)::type;
     return dispatch_parameter<T>(a.parameter, [&](auto p) -> int {
       using P = typename decltype(p)::type;
-      const int64_t vectors = a.n / kVector<T>;
       if constexpr (sizeof(T) < 8) {
+        const int64_t vectors = a.n / kVector<T>;
         if (vectors <= kLongThree) return launch<T, P, 3>(Forward<T, P>(a), vectors, stream);
         return launch<T, P, 4>(Forward<T, P>(a), vectors, stream);
       }
