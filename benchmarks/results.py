@@ -44,12 +44,18 @@ class Bench:
 
 
 BENCHES = {
-    "bench-bf16": Bench((*NORMS, *ELEMENTWISE, "linear"), "call,host"),
-    "bench-f32": Bench((*NORMS, *ELEMENTWISE), dtypes=("f32",)),
-    "bench-f16": Bench((*NORMS, *ELEMENTWISE), dtypes=("f16",)),
-    "bench-odd-bf16": Bench((*NORMS, *ELEMENTWISE), dtypes=("bf16",), shapes=ODD),
-    "bench-odd-f32": Bench((*NORMS, *ELEMENTWISE), dtypes=("f32",), shapes=ODD),
-    "bench-odd-f16": Bench((*NORMS, *ELEMENTWISE), dtypes=("f16",), shapes=ODD),
+    "bench-norms-bf16": Bench(NORMS, "call,host"),
+    "bench-elementwise-bf16": Bench((*ELEMENTWISE, "linear"), "call,host"),
+    **{
+        f"bench-{kind}-{dtype}": Bench(ops, dtypes=(dtype,))
+        for kind, ops in (("norms", NORMS), ("elementwise", ELEMENTWISE))
+        for dtype in ("f32", "f16")
+    },
+    **{
+        f"bench-{kind}-odd-{dtype}": Bench(ops, dtypes=(dtype,), shapes=ODD)
+        for kind, ops in (("norms", NORMS), ("elementwise", ELEMENTWISE))
+        for dtype in ("bf16", "f32", "f16")
+    },
     "bench-lltm": Bench(("lltm",), "call,host", shapes="4096x1024,16384x1024"),
     "bench-lltm-small": Bench(("lltm",), "call,host", dtypes=("f32", "bf16"), shapes="16x128"),
     "bench-first": Bench(("rms_norm",), "first"),
@@ -82,12 +88,12 @@ def fill_caches(names: list[str], processes: int, scratch: Path) -> None:
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("folder", nargs="?", type=Path, help="where the files go; none: print the commands")
-    p.add_argument("--only", default="*", metavar="PATTERN", help='names such as "bench-odd-*"')
+    p.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help='names such as "bench-*-odd-*"')
     p.add_argument(
         "--warm", type=int, default=0, metavar="N", help="fill the cache of torch.compile before, N processes at a time"
     )
     options = p.parse_args()
-    chosen = fnmatch.filter(COMMANDS, options.only)
+    chosen = [name for name in COMMANDS if any(fnmatch.fnmatchcase(name, pattern) for pattern in options.only)]
     if options.folder is None:
         for name in chosen:
             print(f"{shlex.join(['python', *COMMANDS[name]])} --json {name}.json")

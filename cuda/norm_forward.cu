@@ -337,6 +337,7 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
 }  // namespace
 
 int norm_forward(const NormForward& a, void* stream_handle) {
+  if (held_takes(a)) return norm_forward_held(a, stream_handle);
   if (ring_takes(a)) return norm_forward_ring(a, stream_handle);
   if (ragged_takes(a)) return norm_forward_ragged(a, stream_handle);
   if (twice_takes(a)) return norm_forward_twice(a, stream_handle);

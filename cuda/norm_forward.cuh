@@ -35,6 +35,10 @@ constexpr int64_t kLongThree = 3 * 1024;
 bool twice_takes(const NormForward& a);
 int norm_forward_twice(const NormForward& a, void* stream);
 
+// Many rows of a layer norm with a residual that 1024 threads hold, summed as a cluster of two blocks does.
+bool held_takes(const NormForward& a);
+int norm_forward_held(const NormForward& a, void* stream);
+
 // What a kernel needs, in the types it computes in.
 template <class T, class P>
 struct Forward {
@@ -95,6 +99,30 @@ __device__ inline Vector<T, W> rounded_sum(const Vector<T, W>& a, const Vector<T
     for (int k = 0; k < W; ++k) sum.at[k] = rounded_sum(a.at[k], b.at[k]);
   }
   return sum;
+}
+
+// Moments of a warp's part of a row, of `vectors` in its block, `count` elements in all. each_vector(f) calls f(g, i, d) for
+// the thread's vectors: their numbers g in the thread and i in the block, their elements d.
+template <int W, class T, class P, class EachVector>
+__device__ inline Moments<float> warp_moments(const Forward<T, P>& a, int vectors, float count, float inverse_count,
+                                              EachVector each_vector) {
+  Sums<float, 1> total = {};
+  float first;
+  each_vector([&](int g, int i, float (&d)[W]) {
+    if (g == 0) first = __shfl_sync(0xffffffffu, d[0], 0);
+    const float share = tree_sum<W>(d) * a.scale;
+    total.at[0] += i < vectors ? share : 0.0f;
+  });
+  lane_sum<kWarp>(total);
+  const PartMean<float> mean = part_mean<T>(total.at[0], first, count, inverse_count, a.scale, a.unscale);
+  Sums<float, kDistanceSums<T>> sums = {};
+  each_vector([&](int, int i, float (&d)[W]) {
+#pragma unroll
+    for (int k = 0; k < W; ++k) d[k] -= mean.mean;
+    add_distances<T>(sums, i < vectors, d);
+  });
+  lane_sum<kWarp>(sums);
+  return moments_about<T>(mean, sums, count, inverse_count);
 }
 
 // What a row is scaled by: d·rstd + shift, of d = x - mean or x itself.

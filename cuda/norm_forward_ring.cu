@@ -113,23 +113,7 @@ __global__ void __launch_bounds__(kRingThreads)
     Told<N> own;
     if constexpr (!kHoldRow) asm volatile("" ::: "memory");  // else biases are fetched before there is room for them
     if constexpr (N == Norm::layer) {
-      Sums<float, 1> total = {};
-      float first;
-      each_vector([&](int g, int i, float (&d)[W]) {
-        if (g == 0) first = __shfl_sync(0xffffffffu, d[0], 0);
-        const float share = tree_sum<W>(d) * a.scale;
-        total.at[0] += i < vectors ? share : 0.0f;
-      });
-      lane_sum<kWarp>(total);
-      const PartMean<float> own_mean = part_mean<T>(total.at[0], first, count, inverse, a.scale, a.unscale);
-      Sums<float, kDistanceSums<T>> sums = {};
-      each_vector([&](int, int i, float (&d)[W]) {
-#pragma unroll
-        for (int k = 0; k < W; ++k) d[k] -= own_mean.mean;
-        add_distances<T>(sums, i < vectors, d);
-      });
-      lane_sum<kWarp>(sums);
-      own = moments_about<T>(own_mean, sums, count, inverse);
+      own = warp_moments<W>(a, vectors, count, inverse, each_vector);
     } else {
       Sums<float, 1> squares = {};
       each_vector([&](int, int i, float (&d)[W]) {

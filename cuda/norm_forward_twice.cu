@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(1024, resident_blocks(1024, 2048))
   Sums<A, 1> squares = {};
   Row x[Vectors];
 #pragma unroll
-  for (int g = 0; g < Vectors; ++g) x[g] = device::load_often(input + min(g * team + thread, vectors - 1));
+  for (int g = 0; g < Vectors; ++g) x[g] = device::load_to_keep(input + min(g * team + thread, vectors - 1));
 #pragma unroll
   for (int g = 0; g < Vectors; ++g) {
     A c[W];
@@ -45,10 +45,10 @@ __global__ void __launch_bounds__(1024, resident_blocks(1024, 2048))
     const int at = g * team + thread;
     if (at >= vectors) break;
     A c[W];
-    device::widen(device::load_once(input + at), c);
+    device::widen(device::load_to_drop(input + at), c);
     Vector<P, W> w;
     if constexpr (sizeof(P) == sizeof(T))
-      w = device::load_often(weight.template place<W>(at));
+      w = device::load_to_keep(weight.template place<W>(at));
     else
       w = weight.template vector<W>(at);
     scale<Norm::rms, P, W, A>(c, scaled, w, w, a.offset);

@@ -74,7 +74,8 @@ def test_a_rows_bits_do_not_depend_on_where_it_lies(
 
 @every_added
 @pytest.mark.parametrize(
-    "n", [61, 403, 768, 769, 1000, 1024, 1500, 1536, 3001, 4096, 4608, 5000, 5003, 9216, 12288, 16384, 20480]
+    "n",
+    [61, 403, 768, 769, 1000, 1024, 1500, 1536, 3001, 4096, 4608, 5000, 5003, 9216, 12288, 16380, 16384, 20480, 32760],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_rows_bits_do_not_depend_on_how_many_there_are(

@@ -64,15 +64,39 @@ __device__ inline V load_once(const V* p) {
   return v;
 }
 
-// What a block itself reads again, by load_once() then, or other blocks: the last lines to leave the L1 cache.
+// What a block reads twice, or every block reads: the last lines to leave the L1 and L2 caches.
 template <class V>
-__device__ inline V load_often(const V* p) {
+__device__ inline V load_to_keep(const V* p) {
   static_assert(sizeof(V) == 16);
   V v;
   auto* w = reinterpret_cast<unsigned*>(&v);
+#if __CUDA_ARCH__ >= 800
+  asm volatile(
+      "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_last.b64 policy, 1.0;\n"
+      "ld.global.L1::evict_last.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], policy;\n}"
+#else
   asm volatile("ld.global.L1::evict_last.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-               : "l"(p));
+#endif
+      : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+      : "l"(p));
+  return v;
+}
+
+// The second time: the first to leave both.
+template <class V>
+__device__ inline V load_to_drop(const V* p) {
+  static_assert(sizeof(V) == 16);
+  V v;
+  auto* w = reinterpret_cast<unsigned*>(&v);
+#if __CUDA_ARCH__ >= 800
+  asm volatile(
+      "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "ld.global.L1::evict_first.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], policy;\n}"
+#else
+  asm volatile("ld.global.L1::evict_first.v4.b32 {%0, %1, %2, %3}, [%4];"
+#endif
+      : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+      : "l"(p));
   return v;
 }
 

@@ -1,0 +1,122 @@
+// The forward of layer norms with a residual over rows of 32 to 64 KB, where they are many: 1024 threads hold a row in
+// registers from its one load to its store. They sum as the ring's cluster of two blocks does (norm_forward_ring.cu), which
+// takes few rows, so that a row's bits are the same.
+#include "norm_forward.cuh"
+#include "norm_ring.cuh"
+
+namespace fastops::FASTOPS_ARCH {
+namespace {
+
+constexpr int kParts = 2, kPartThreads = 512, kPartWarps = kPartThreads / kWarp;  // of the ring
+constexpr int kHeldThree = 3 * kParts * kPartThreads;  // up to so many vectors three a thread, else four
+
+// Once: rows leave the L1 cache first, and parameters stay: device/vector.cuh.
+template <class T, class P, int Vectors, bool Once>
+__global__ void __launch_bounds__(kParts* kPartThreads) forward_held_kernel(const __grid_constant__ Forward<T, P> a) {
+  constexpr int W = kVector<T>;
+  using Row = Vector<T, W>;
+  __shared__ Moments<float> moments_of[kParts * kPartWarps];
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+  auto load = [](const Row* p) { return Once ? device::load_once(p) : *p; };
+  auto store = [](bool own, Row* p, const Row& v) {
+    if constexpr (Once)
+      device::store_once_if(own, p, v);
+    else if (own)
+      *p = v;
+  };
+  const int64_t row = blockIdx.x;
+  const int all = static_cast<int>(a.n / W), most = (all + kParts - 1) / kParts;
+  const int part = threadIdx.x / kPartThreads, thread = threadIdx.x % kPartThreads, warp = thread / kWarp;
+  const int begin = part * most, vectors = min(most, all - begin);
+  const auto* input = reinterpret_cast<const Row*>(a.input + row * a.input_stride) + begin;
+  const auto* residual = reinterpret_cast<const Row*>(a.residual + row * a.residual_stride) + begin;
+  auto* sum = reinterpret_cast<Row*>(a.sum + row * a.n) + begin;
+  auto* output = reinterpret_cast<Row*>(a.output + row * a.n) + begin;
+
+  // A thread without a vector takes the last one along and leaves it out of the sums.
+  Row x[Vectors], r[Vectors];
+#pragma unroll
+  for (int g = 0; g < Vectors; ++g) x[g] = load(input + min(g * kPartThreads + thread, vectors - 1));
+#pragma unroll
+  for (int g = 0; g < Vectors; ++g) r[g] = load(residual + min(g * kPartThreads + thread, vectors - 1));
+#pragma unroll
+  for (int g = 0; g < Vectors; ++g) {
+    const int i = g * kPartThreads + thread;
+    x[g] = rounded_sum(x[g], r[g]);
+    store(i < vectors, sum + i, x[g]);
+  }
+  auto each_vector = [&](auto f) {
+#pragma unroll
+    for (int g = 0; g < Vectors; ++g) {
+      float d[W];
+      device::widen(x[g], d);
+      device::hold_narrow(x[g]);
+      f(g, g * kPartThreads + thread, d);
+    }
+  };
+
+  const float count = warp_elements<W, Vectors>(vectors, kPartThreads, warp);
+  const Moments<float> own = warp_moments<W>(a, vectors, count, device::short_reciprocal(fmaxf(count, 1)), each_vector);
+  if (thread % kWarp == 0) moments_of[part * kPartWarps + warp] = own;
+  __syncthreads();
+  const Moments<float> moments = merged(moments_of, kParts * kPartWarps, static_cast<float>(a.n), a.inverse_n);
+  const Scale<float> scaled = scale_of<Norm::layer>(a, moments, row, threadIdx.x == 0);
+  each_vector([&](int, int i, float (&d)[W]) {
+    const int at = begin + min(i, vectors - 1);
+#pragma unroll
+    for (int k = 0; k < W; ++k) d[k] -= moments.mean;
+    scale<Norm::layer, P, W, float>(d, scaled, weight_or_one(a.weight).template vector<W>(at),
+                                    bias_or_zero(a.bias).template vector<W>(at), a.offset);
+    store(i < vectors, output + i, device::narrow_all<T>(d));
+  });
+}
+
+// ---- host ------------------------------------------------------------------------------------------------------------
+
+// On one H200 the ring is faster for 37 and 200 rows, by up to a seventh, and slower for 1000, by 5 to 6 %.
+constexpr int64_t kManyRows = 6;  // a multiprocessor
+
+// 1.1 GB took 2 % less time with the hints, 13 GB as much more. Not timed with parameters of another dtype.
+constexpr int64_t kMostOnce = 1'500'000'000;
+
+template <class T, class P, int Vectors>
+int launch(const Forward<T, P>& all, cudaStream_t stream) {
+  for (int64_t row = 0; row < all.rows; row += kMostBlocks) {
+    const Forward<T, P> a = all.from_row(Norm::layer, row);
+    const auto config =
+        launch_config(static_cast<unsigned>(std::min(a.rows, kMostBlocks)), kParts * kPartThreads, stream);
+    const bool once = sizeof(P) == sizeof(T) && a.rows * a.n * static_cast<int64_t>(4 * sizeof(T)) <= kMostOnce;
+    const int error = dispatch_bool(once, [&](auto known) -> int {
+      constexpr bool kOnce = decltype(known)::value && sizeof(P) == sizeof(T);
+      return launch_kernel(&forward_held_kernel<T, P, Vectors, kOnce>, config, a);
+    });
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace
+
+bool held_takes(const NormForward& a) {
+  const int64_t bytes = a.n * size_of(a.dtype);
+  return a.norm == Norm::layer && a.residual && a.dtype != DType::f64 && bytes % 16 == 0 && bytes > kBlockBytes &&
+         bytes <= 2 * kBlockBytes && (a.rows >= kManyRows * multiprocessors() || !ring_takes(a));
+}
+
+int norm_forward_held(const NormForward& a, void* stream_handle) {
+  auto stream = static_cast<cudaStream_t>(stream_handle);
+  return dispatch(a.dtype, [&](auto t) -> int {
+    using T = typename decltype(t)::type;
+    return dispatch_parameter<T>(a.parameter, [&](auto p) -> int {
+      using P = typename decltype(p)::type;
+      if constexpr (sizeof(T) < 8) {
+        const Forward<T, P> all(a);
+        return a.n / kVector<T> <= kHeldThree ? launch<T, P, 3>(all, stream) : launch<T, P, 4>(all, stream);
+      }
+      return cudaErrorInvalidValue;
+    });
+  });
+}
+
+}  // namespace fastops::FASTOPS_ARCH
