@@ -88,12 +88,12 @@ def fill_caches(names: list[str], processes: int, scratch: Path) -> None:
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("folder", nargs="?", type=Path, help="where the files go; none: print the commands")
-    p.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help='names such as "bench-*-odd-*"')
+    p.add_argument("--only", action="append", metavar="PATTERN", help='names such as "bench-*-odd-*"; may be repeated')
     p.add_argument(
         "--warm", type=int, default=0, metavar="N", help="fill the cache of torch.compile before, N processes at a time"
     )
     options = p.parse_args()
-    chosen = [name for name in COMMANDS if any(fnmatch.fnmatchcase(name, pattern) for pattern in options.only)]
+    chosen = [name for name in COMMANDS if any(fnmatch.fnmatchcase(name, pattern) for pattern in options.only or "*")]
     if options.folder is None:
         for name in chosen:
             print(f"{shlex.join(['python', *COMMANDS[name]])} --json {name}.json")

@@ -35,7 +35,7 @@ constexpr int64_t kLongThree = 3 * 1024;
 bool twice_takes(const NormForward& a);
 int norm_forward_twice(const NormForward& a, void* stream);
 
-// Many rows of a layer norm with a residual that 1024 threads hold, summed as a cluster of two blocks does.
+// Rows of a layer norm with a residual that 1024 threads hold, summed as a cluster of two blocks does: many, or all.
 bool held_takes(const NormForward& a);
 int norm_forward_held(const NormForward& a, void* stream);
 

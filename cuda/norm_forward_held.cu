@@ -1,6 +1,6 @@
-// The forward of layer norms with a residual over rows of 32 to 64 KB, where they are many: 1024 threads hold a row in
-// registers from its one load to its store. They sum as the ring's cluster of two blocks does (norm_forward_ring.cu), which
-// takes few rows, so that a row's bits are the same.
+// The forward of layer norms with a residual over rows of 32 to 64 KB, where they are many or the card has no clusters: 1024
+// threads hold a row in registers from its one load to its store. They sum as the ring's cluster of two blocks does
+// (norm_forward_ring.cu), which takes few rows, so that a row's bits are the same.
 #include "norm_forward.cuh"
 #include "norm_ring.cuh"
 
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kParts* kPartThreads) forward_held_kernel(cons
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-// On one H200 the ring is faster for 37 and 200 rows, by up to a seventh, and slower for 1000, by 5 to 6 %.
+// On one H200 the ring is up to a seventh faster for 37 and 200 rows, but for one size, and takes 6 to 7 % longer for 1000.
 constexpr int64_t kManyRows = 6;  // a multiprocessor
 
 // 1.1 GB took 2 % less time with the hints, 13 GB as much more. Not timed with parameters of another dtype.
