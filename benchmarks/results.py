@@ -93,7 +93,7 @@ def main() -> int:
         "--warm", type=int, default=0, metavar="N", help="fill the cache of torch.compile before, N processes at a time"
     )
     options = p.parse_args()
-    chosen = [name for name in COMMANDS if any(fnmatch.fnmatchcase(name, pattern) for pattern in options.only or "*")]
+    chosen = [name for name in COMMANDS if any(fnmatch.fnmatchcase(name, pattern) for pattern in options.only or ["*"])]
     if options.folder is None:
         for name in chosen:
             print(f"{shlex.join(['python', *COMMANDS[name]])} --json {name}.json")

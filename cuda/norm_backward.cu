@@ -173,15 +173,8 @@ __global__ void __launch_bounds__(kWarp* kMostColumnWarps)
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-struct Plan {
-  int lanes;  // of a row; 0: warps
-  int warps;  // of a row; 0: the row does not fit registers
-  int teams;  // of a block
-  int threads() const { return lanes ? kLaneThreads : teams * warps * kWarp; }
-};
-
 // By the dtype and n, nothing else, but for more rows than anybody has.
-Plan plan_of(const NormBackward& a) {
+TeamPlan plan_of(const NormBackward& a) {
   if (a.rows > kMostRows) return {0, 0, 0};
   const int64_t size = size_of(a.dtype), full = 16 / size;
   if (a.n % full != 0 && !(full == 8 && a.n % 4 == 0)) return {0, 0, 0};
@@ -196,7 +189,7 @@ Plan plan_of(const NormBackward& a) {
   return {0, static_cast<int>(warps), teams(std::max<int64_t>(1, 8 / warps))};
 }
 
-int64_t blocks_of(const NormBackward& a, const Plan& plan) {
+int64_t blocks_of(const NormBackward& a, const TeamPlan& plan) {
   if (plan.warps == 0) return resident_blocks(a.rows, 1, 1024 / kThreads);
   return resident_blocks(a.rows, plan.teams, kThreads / plan.threads());
 }
@@ -207,7 +200,7 @@ int64_t column_tiles(const NormBackward& a) { return ceil_div(a.n * size_of(a.dt
 bool few_rows(const NormBackward& a) { return a.rows <= kFewRows && a.rows * a.n * size_of(a.dtype) <= 1 << 20; }
 
 template <Norm N, class T, class P, int W, int Lanes>
-int launch(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
+int launch(const NormBackward& args, const TeamPlan& plan, cudaStream_t stream) {
   const Backward<T, P> a(args);
   const auto blocks = static_cast<unsigned>(args.chunks);
   return dispatch_bool(args.grad_sum != nullptr, [&](auto grad_sum) -> int {
@@ -218,7 +211,7 @@ int launch(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
 
 template <Norm N, class T, class P, int W>
 int launch_width(const NormBackward& args, cudaStream_t stream) {
-  const Plan plan = plan_of(args);
+  const TeamPlan plan = plan_of(args);
   if constexpr (W == kVector<T>) {
     if (plan.lanes == 8) return launch<N, T, P, W, 8>(args, plan, stream);
     if (plan.lanes == 16) return launch<N, T, P, W, 16>(args, plan, stream);
@@ -248,7 +241,7 @@ std::optional<SumOrder> few_order(const NormBackward& a) {
   if (!few_rows(a) || !few_takes(a)) return std::nullopt;
   if (ring_takes(a)) return ring_order(a);
   if (ragged_takes(a)) return ragged_order(a);
-  const Plan plan = plan_of(a);
+  const TeamPlan plan = plan_of(a);
   if (plan.warps == 0) return std::nullopt;
   return SumOrder{plan.lanes ? plan.lanes : kWarp, plan.warps, 0, 0};
 }
@@ -262,7 +255,7 @@ void norm_backward_plan(NormBackward& a) {
     return;
   }
   const bool ring = ring_takes(a), ragged = ragged_takes(a);
-  const Plan plan = plan_of(a);
+  const TeamPlan plan = plan_of(a);
   const bool one_pass = ring || ragged || plan.warps;
   if (ring)
     a.chunks = norm_backward_ring_chunks(a);

@@ -156,6 +156,14 @@ __device__ inline void store_parameter_grad(const Backward<T, P>& a, int which, 
 constexpr int kLaneThreads = 128;      // a block's whose teams are lanes of a warp
 constexpr int64_t kShared = 40 << 10;  // for the column sums of a block's teams; the rest of 48 KB is the row sums'
 
+// How a block divides rows among its threads.
+struct TeamPlan {
+  int lanes;  // of a row; 0: warps
+  int warps;  // of a row; 0: the row does not fit registers
+  int teams;  // of a block
+  int threads() const { return lanes ? kLaneThreads : teams * warps * kWarp; }
+};
+
 // Of one team's column sums, [sums·n], and of all that a block adds up in shared memory.
 inline int64_t part_bytes(const NormBackward& a) { return a.sums() * a.n * size_of(accumulate_type(a.dtype)); }
 inline size_t parts_bytes(const NormBackward& a, int teams) {

@@ -139,12 +139,8 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kMostWarps * kWarp,
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-struct Plan {
-  int lanes;   // of a row; 0: warps
-  int warps;   // of a row
-  int teams;   // of a block
+struct Plan : TeamPlan {
   int blocks;  // of a multiprocessor
-  int threads() const { return lanes ? kLaneThreads : teams * warps * kWarp; }
 };
 
 int64_t words_of(const NormBackward& a) { return ceil_div(a.n, size_of(a.dtype) == 2 ? 2 : 1); }
@@ -154,12 +150,12 @@ Plan plan_of(const NormBackward& a) {
   const int64_t size = size_of(a.dtype), words = words_of(a);
   for (int lanes : {8, 32})
     if (words <= lanes * kFewWords)
-      return {lanes, 1, kLaneThreads / lanes, resident_threads(lanes, size) / kLaneThreads};
+      return {{lanes, 1, kLaneThreads / lanes}, resident_threads(lanes, size) / kLaneThreads};
   const int warps = static_cast<int>(ceil_div(words, kWarp * many_words(size)));
   // Two blocks a multiprocessor where they have as many warps as one.
   const int64_t most = kMostWarps / 2 % warps == 0 ? kMostWarps / 2 / warps : kMostWarps / warps;
   const int teams = static_cast<int>(std::clamp<int64_t>(kShared / part_bytes(a), 1, most));
-  return {0, warps, teams, resident_threads(0, size) / (teams * warps * kWarp)};
+  return {{0, warps, teams}, resident_threads(0, size) / (teams * warps * kWarp)};
 }
 
 template <Norm N, class T, class P, int Words, int Checked, int Lanes>

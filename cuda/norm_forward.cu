@@ -28,19 +28,12 @@ constexpr int resident_threads() {
   return N == Norm::rms && Threads == 512 ? 1536 : 1280;
 }
 
-// Lanes: those of a row; 0: the block. Once: rows leave the L1 cache first, and parameters stay: device/vector.cuh.
+// Lanes: those of a row; 0: the block. Once: see load_row().
 template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, Fetch F, bool Once>
 __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   using A = accumulate_t<T>;
   constexpr int W = kVector<T>, kTeamRows = Lanes ? Threads / Lanes : 1;
   constexpr bool Early = F != Fetch::late;
-  auto load = [](const auto* p) { return Once ? device::load_once(p) : *p; };
-  auto store = [](bool own, auto* p, const auto& v) {
-    if constexpr (Once)
-      device::store_once_if(own, p, v);
-    else if (own)
-      *p = v;
-  };
   const int team = Lanes ? Lanes : static_cast<int>(blockDim.x);
   const int thread = Lanes ? threadIdx.x % Lanes : threadIdx.x;
   const int n = static_cast<int>(a.n), vectors = n / W;
@@ -58,9 +51,9 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   for (int g = 0; g < Vectors; ++g) {
     own[g] = g * team + thread < vectors;
     at[g] = min(g * team + thread, vectors - 1);
-    x[g] = load(reinterpret_cast<const Vector<T, W>*>(input) + at[g]);
+    x[g] = load_row<Once>(reinterpret_cast<const Vector<T, W>*>(input) + at[g]);
   }
-  T first = N == Norm::layer ? load(input) : T{};
+  T first = N == Norm::layer ? load_row<Once>(input) : T{};
   Vector<P, W> w[Early ? Vectors : 1], b[Early ? Vectors : 1];
   auto fetch_parameters = [&](int g) {
     const Parameter<P> weight = weight_or_one(a.weight), bias = bias_or_zero(a.bias);
@@ -75,12 +68,12 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
     const T* residual = a.residual + source * a.residual_stride;
     Vector<T, W> r[Vectors];
 #pragma unroll
-    for (int g = 0; g < Vectors; ++g) r[g] = load(reinterpret_cast<const Vector<T, W>*>(residual) + at[g]);
-    if constexpr (N == Norm::layer) first = rounded_sum(first, load(residual));
+    for (int g = 0; g < Vectors; ++g) r[g] = load_row<Once>(reinterpret_cast<const Vector<T, W>*>(residual) + at[g]);
+    if constexpr (N == Norm::layer) first = rounded_sum(first, load_row<Once>(residual));
 #pragma unroll
     for (int g = 0; g < Vectors; ++g) {
       x[g] = rounded_sum(x[g], r[g]);
-      store(live && own[g], reinterpret_cast<Vector<T, W>*>(a.sum + row * a.n) + at[g], x[g]);
+      store_row<Once>(live && own[g], reinterpret_cast<Vector<T, W>*>(a.sum + row * a.n) + at[g], x[g]);
     }
   }
 
@@ -145,7 +138,7 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
       }
     }
     scale<N, P, W, A>(c, scaled, w[Early ? g : 0], b[Early ? g : 0], a.offset);
-    store(own[g], reinterpret_cast<Vector<T, W>*>(output) + at[g], device::narrow_all<T>(c));
+    store_row<Once>(own[g], reinterpret_cast<Vector<T, W>*>(output) + at[g], device::narrow_all<T>(c));
   }
 }
 
@@ -250,13 +243,11 @@ bool all_at_once(int64_t rows, int64_t threads, int64_t resident) {
 template <Norm N, class T, class P, int Vectors, int Lanes, int Threads>
 int launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
   constexpr int kRows = Lanes ? Threads / Lanes : 1;
-  constexpr bool kSame = sizeof(P) == sizeof(T), kRegisters = N == Norm::rms && sizeof(T) == 4 && Vectors <= 4;
+  constexpr bool kSame = sizeof(P) == sizeof(T), kRegisters = N == Norm::rms && sizeof(T) == 4;
   constexpr Fetch kFetch = Vectors <= kVectors || (kSame && (Lanes || kRegisters)) ? Fetch::early : Fetch::late;
   // 256 threads have many rows, and 1024 no registers for parameters beside them.
   constexpr bool kAskFew = kFetch == Fetch::late && Threads != 256 && Threads != 1024;
-  for (int64_t row = 0; row < all.rows; row += kMostBlocks * kRows) {
-    const Forward<T, P> a = all.from_row(N, row);
-    const auto blocks = static_cast<unsigned>(std::min(ceil_div(a.rows, kRows), kMostBlocks));
+  return in_launches<N>(all, kRows, [&](const Forward<T, P>& a, unsigned blocks) -> int {
     const auto config = launch_config(blocks, threads, stream);
     auto run = [&](auto fetch, auto once) -> int {
       constexpr Fetch F = decltype(fetch)::value;
@@ -270,27 +261,17 @@ int launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
         return run(std::integral_constant<Fetch, kFetch>{}, once);
     };
     const bool few = Threads == 384 ? all_at_once(a.rows, threads, kFewThreads) : a.few;
-    int error;
     if constexpr (kAskFew)
-      error = few ? run(std::integral_constant<Fetch, Fetch::few>{}, std::false_type{})
-                  : dispatch_once<Vectors, Threads>(a, run_many);
-    else
-      error = dispatch_once<Vectors, Threads>(a, run_many);
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
+      if (few) return run(std::integral_constant<Fetch, Fetch::few>{}, std::false_type{});
+    return dispatch_once<Vectors, Threads>(a, run_many);
+  });
 }
 
 template <Norm N, class T, class P, int W>
 int launch_long(const NormForward& args, cudaStream_t stream) {
-  const Forward<T, P> all(args);
-  for (int64_t row = 0; row < all.rows; row += kMostBlocks) {
-    const Forward<T, P> a = all.from_row(N, row);
-    const auto blocks = static_cast<unsigned>(std::min(a.rows, kMostBlocks));
-    const int error = launch_kernel(&forward_long_kernel<N, T, P, W>, launch_config(blocks, 1024, stream), a);
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
+  return in_launches<N>(Forward<T, P>(args), 1, [&](const Forward<T, P>& a, unsigned blocks) -> int {
+    return launch_kernel(&forward_long_kernel<N, T, P, W>, launch_config(blocks, 1024, stream), a);
+  });
 }
 
 // By the number of vectors in a row: lanes of a warp while a few vectors a lane are enough, two warps likewise, then blocks

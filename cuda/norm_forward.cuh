@@ -30,14 +30,25 @@ inline int64_t bytes_in_registers(const NormForward& a) {
   return kBlockBytes * (twice ? 2 : 1);
 }
 
-// Rows of an rms norm that are read twice, by 1024 threads with three vectors each up to so many vectors, else four.
+// A row above that which 1024 threads have: three vectors each up to so many vectors, else four.
 constexpr int64_t kLongThree = 3 * 1024;
+inline bool is_long(const NormForward& a) {
+  const int64_t bytes = a.n * size_of(a.dtype);
+  return a.dtype != DType::f64 && bytes % 16 == 0 && bytes > kBlockBytes && bytes <= 2 * kBlockBytes;
+}
+
+// Many such rows of an rms norm, read twice.
 bool twice_takes(const NormForward& a);
 int norm_forward_twice(const NormForward& a, void* stream);
 
-// Rows of a layer norm with a residual that 1024 threads hold, summed as a cluster of two blocks does: many, or all.
+// Such rows of a layer norm with a residual, held and summed as a cluster of two blocks does: many, or all.
 bool held_takes(const NormForward& a);
 int norm_forward_held(const NormForward& a, void* stream);
+
+// Of the ring: a block's threads, and a thread's vectors, with which a block has 64 KB of a row, or of input and residual.
+constexpr int kRingThreads = 512;
+template <bool Residual>
+constexpr int kRingVectors = Residual ? 4 : 8;
 
 // What a kernel needs, in the types it computes in.
 template <class T, class P>
@@ -82,6 +93,49 @@ struct Forward {
     return a;
   }
 };
+
+// f(problem, blocks) for as many rows at a time as a launch has blocks for, `each` a block; the first error.
+template <Norm N, class T, class P, class F>
+int in_launches(const Forward<T, P>& all, int64_t each, F f) {
+  for (int64_t row = 0; row < all.rows; row += kMostBlocks * each) {
+    const Forward<T, P> a = all.from_row(N, row);
+    const int error = f(a, static_cast<unsigned>(std::min(ceil_div(a.rows, each), kMostBlocks)));
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+// f(problem, std::integral_constant<int, vectors a thread>) for rows that are long.
+template <class F>
+int dispatch_long(const NormForward& a, F f) {
+  return dispatch(a.dtype, [&](auto t) -> int {
+    using T = typename decltype(t)::type;
+    return dispatch_parameter<T>(a.parameter, [&](auto p) -> int {
+      if constexpr (sizeof(T) < 8) {
+        const Forward<T, typename decltype(p)::type> all(a);
+        return a.n / kVector<T> <= kLongThree ? f(all, std::integral_constant<int, 3>{})
+                                              : f(all, std::integral_constant<int, 4>{});
+      }
+      return cudaErrorInvalidValue;
+    });
+  });
+}
+
+// A row's data. Once: it leaves the L1 cache first, and parameters stay: device/vector.cuh.
+template <bool Once, class V>
+__device__ inline V load_row(const V* p) {
+  if constexpr (Once)
+    return device::load_once(p);
+  else
+    return *p;
+}
+template <bool Once, class V>
+__device__ inline void store_row(bool own, V* p, const V& v) {
+  if constexpr (Once)
+    device::store_once_if(own, p, v);
+  else if (own)
+    *p = v;
+}
 
 template <class T>
 __device__ inline T rounded_sum(T a, T b) {

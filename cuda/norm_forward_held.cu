@@ -7,10 +7,10 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-constexpr int kParts = 2, kPartThreads = 512, kPartWarps = kPartThreads / kWarp;  // of the ring
-constexpr int kHeldThree = 3 * kParts * kPartThreads;  // up to so many vectors three a thread, else four
+constexpr int kParts = 2, kPartThreads = kRingThreads, kPartWarps = kPartThreads / kWarp;
+static_assert(kParts * kPartThreads * kRingVectors<true> * 16 == 2 * kBlockBytes);  // what the ring gives to two blocks
 
-// Once: rows leave the L1 cache first, and parameters stay: device/vector.cuh.
+// Once: see load_row().
 template <class T, class P, int Vectors, bool Once>
 __global__ void __launch_bounds__(kParts* kPartThreads) forward_held_kernel(const __grid_constant__ Forward<T, P> a) {
   constexpr int W = kVector<T>;
@@ -18,13 +18,6 @@ __global__ void __launch_bounds__(kParts* kPartThreads) forward_held_kernel(cons
   __shared__ Moments<float> moments_of[kParts * kPartWarps];
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  auto load = [](const Row* p) { return Once ? device::load_once(p) : *p; };
-  auto store = [](bool own, Row* p, const Row& v) {
-    if constexpr (Once)
-      device::store_once_if(own, p, v);
-    else if (own)
-      *p = v;
-  };
   const int64_t row = blockIdx.x;
   const int all = static_cast<int>(a.n / W), most = (all + kParts - 1) / kParts;
   const int part = threadIdx.x / kPartThreads, thread = threadIdx.x % kPartThreads, warp = thread / kWarp;
@@ -37,14 +30,14 @@ __global__ void __launch_bounds__(kParts* kPartThreads) forward_held_kernel(cons
   // A thread without a vector takes the last one along and leaves it out of the sums.
   Row x[Vectors], r[Vectors];
 #pragma unroll
-  for (int g = 0; g < Vectors; ++g) x[g] = load(input + min(g * kPartThreads + thread, vectors - 1));
+  for (int g = 0; g < Vectors; ++g) x[g] = load_row<Once>(input + min(g * kPartThreads + thread, vectors - 1));
 #pragma unroll
-  for (int g = 0; g < Vectors; ++g) r[g] = load(residual + min(g * kPartThreads + thread, vectors - 1));
+  for (int g = 0; g < Vectors; ++g) r[g] = load_row<Once>(residual + min(g * kPartThreads + thread, vectors - 1));
 #pragma unroll
   for (int g = 0; g < Vectors; ++g) {
     const int i = g * kPartThreads + thread;
     x[g] = rounded_sum(x[g], r[g]);
-    store(i < vectors, sum + i, x[g]);
+    store_row<Once>(i < vectors, sum + i, x[g]);
   }
   auto each_vector = [&](auto f) {
 #pragma unroll
@@ -68,7 +61,7 @@ __global__ void __launch_bounds__(kParts* kPartThreads) forward_held_kernel(cons
     for (int k = 0; k < W; ++k) d[k] -= moments.mean;
     scale<Norm::layer, P, W, float>(d, scaled, weight_or_one(a.weight).template vector<W>(at),
                                     bias_or_zero(a.bias).template vector<W>(at), a.offset);
-    store(i < vectors, output + i, device::narrow_all<T>(d));
+    store_row<Once>(i < vectors, output + i, device::narrow_all<T>(d));
   });
 }
 
@@ -80,43 +73,29 @@ constexpr int64_t kManyRows = 6;  // a multiprocessor
 // 1.1 GB took 2 % less time with the hints, 13 GB as much more. Not timed with parameters of another dtype.
 constexpr int64_t kMostOnce = 1'500'000'000;
 
-template <class T, class P, int Vectors>
+template <int Vectors, class T, class P>
 int launch(const Forward<T, P>& all, cudaStream_t stream) {
-  for (int64_t row = 0; row < all.rows; row += kMostBlocks) {
-    const Forward<T, P> a = all.from_row(Norm::layer, row);
-    const auto config =
-        launch_config(static_cast<unsigned>(std::min(a.rows, kMostBlocks)), kParts * kPartThreads, stream);
+  return in_launches<Norm::layer>(all, 1, [&](const Forward<T, P>& a, unsigned blocks) -> int {
     const bool once = sizeof(P) == sizeof(T) && a.rows * a.n * static_cast<int64_t>(4 * sizeof(T)) <= kMostOnce;
-    const int error = dispatch_bool(once, [&](auto known) -> int {
+    return dispatch_bool(once, [&](auto known) -> int {
       constexpr bool kOnce = decltype(known)::value && sizeof(P) == sizeof(T);
-      return launch_kernel(&forward_held_kernel<T, P, Vectors, kOnce>, config, a);
+      return launch_kernel(&forward_held_kernel<T, P, Vectors, kOnce>,
+                           launch_config(blocks, kParts * kPartThreads, stream), a);
     });
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
+  });
 }
 
 }  // namespace
 
 bool held_takes(const NormForward& a) {
-  const int64_t bytes = a.n * size_of(a.dtype);
-  return a.norm == Norm::layer && a.residual && a.dtype != DType::f64 && bytes % 16 == 0 && bytes > kBlockBytes &&
-         bytes <= 2 * kBlockBytes && (a.rows >= kManyRows * multiprocessors() || !ring_takes(a));
+  return a.norm == Norm::layer && a.residual && is_long(a) &&
+         (a.rows >= kManyRows * multiprocessors() || !ring_takes(a));
 }
 
-int norm_forward_held(const NormForward& a, void* stream_handle) {
+int norm_forward_held(const NormForward& args, void* stream_handle) {
   auto stream = static_cast<cudaStream_t>(stream_handle);
-  return dispatch(a.dtype, [&](auto t) -> int {
-    using T = typename decltype(t)::type;
-    return dispatch_parameter<T>(a.parameter, [&](auto p) -> int {
-      using P = typename decltype(p)::type;
-      if constexpr (sizeof(T) < 8) {
-        const Forward<T, P> all(a);
-        return a.n / kVector<T> <= kHeldThree ? launch<T, P, 3>(all, stream) : launch<T, P, 4>(all, stream);
-      }
-      return cudaErrorInvalidValue;
-    });
-  });
+  return dispatch_long(
+      args, [&](const auto& all, auto vectors) -> int { return launch<decltype(vectors)::value>(all, stream); });
 }
 
 }  // namespace fastops::FASTOPS_ARCH

@@ -166,18 +166,14 @@ __global__ void __launch_bounds__(Threads, ragged_blocks<T, P>(Words, Threads, F
 template <Norm N, class T, class P, int Words, int Checked, int Lanes, int Threads>
 int launch(const Forward<T, P>& all, int words, int warps, cudaStream_t stream) {
   constexpr int kRows = Lanes ? Threads / Lanes : 1;
-  for (int64_t row = 0; row < all.rows; row += kMostBlocks * kRows) {
-    const Forward<T, P> a = all.from_row(N, row);
-    const auto blocks = static_cast<unsigned>(std::min(ceil_div(a.rows, kRows), kMostBlocks));
+  return in_launches<N>(all, kRows, [&](const Forward<T, P>& a, unsigned blocks) -> int {
     const auto config = launch_config(blocks, Lanes ? Threads : warps * kWarp, stream);
     // A warp that has a whole row of one tensor asks for all of it at once by itself, in fewer instructions.
-    const int error = dispatch_bool(a.few && (!Lanes || a.residual), [&](auto few) -> int {
+    return dispatch_bool(a.few && (!Lanes || a.residual), [&](auto few) -> int {
       return launch_kernel(&forward_ragged_kernel<N, T, P, Words, Checked, Lanes, Threads, decltype(few)::value>,
                            config, a, words / warps, words % warps);
     });
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
+  });
 }
 
 constexpr int kFewWords = 8, kManyWords = 16, kMostWarps = 16;

@@ -5,12 +5,6 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-constexpr int kRingThreads = 512;
-
-// A thread's. With these a block has 64 KB of a row, or of input and residual.
-template <bool Residual>
-constexpr int kRingVectors = Residual ? 4 : 8;
-
 template <Norm N, class T, class P, bool Residual>
 constexpr bool share_bias = N == Norm::layer && !Residual && sizeof(P) == sizeof(T);
 

@@ -58,40 +58,24 @@ __global__ void __launch_bounds__(1024, resident_blocks(1024, 2048))
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-template <class T, class P, int Vectors>
-int launch(const Forward<T, P>& all, int64_t vectors, cudaStream_t stream) {
-  const int threads = static_cast<int>(ceil_div(vectors, Vectors * kWarp)) * kWarp;
-  for (int64_t row = 0; row < all.rows; row += kMostBlocks) {
-    const Forward<T, P> a = all.from_row(Norm::rms, row);
-    const auto blocks = static_cast<unsigned>(std::min(a.rows, kMostBlocks));
-    const int error = launch_kernel(&forward_twice_kernel<T, P, Vectors>, launch_config(blocks, threads, stream), a);
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
+template <int Vectors, class T, class P>
+int launch(const Forward<T, P>& all, cudaStream_t stream) {
+  const int threads = static_cast<int>(ceil_div(all.n / kVector<T>, Vectors * kWarp)) * kWarp;
+  return in_launches<Norm::rms>(all, 1, [&](const Forward<T, P>& a, unsigned blocks) -> int {
+    return launch_kernel(&forward_twice_kernel<T, P, Vectors>, launch_config(blocks, threads, stream), a);
+  });
 }
 
 }  // namespace
 
 bool twice_takes(const NormForward& a) {
-  const int64_t bytes = a.n * size_of(a.dtype);
-  return a.norm == Norm::rms && !a.residual && a.dtype != DType::f64 && bytes % 16 == 0 && bytes > kBlockBytes &&
-         bytes <= bytes_in_registers(a) && a.rows > multiprocessors();
+  return a.norm == Norm::rms && !a.residual && is_long(a) && a.rows > multiprocessors();
 }
 
-int norm_forward_twice(const NormForward& a, void* stream_handle) {
+int norm_forward_twice(const NormForward& args, void* stream_handle) {
   auto stream = static_cast<cudaStream_t>(stream_handle);
-  return dispatch(a.dtype, [&](auto t) -> int {
-    using T = typename decltype(t)::type;
-    return dispatch_parameter<T>(a.parameter, [&](auto p) -> int {
-      using P = typename decltype(p)::type;
-      if constexpr (sizeof(T) < 8) {
-        const int64_t vectors = a.n / kVector<T>;
-        if (vectors <= kLongThree) return launch<T, P, 3>(Forward<T, P>(a), vectors, stream);
-        return launch<T, P, 4>(Forward<T, P>(a), vectors, stream);
-      }
-      return cudaErrorInvalidValue;
-    });
-  });
+  return dispatch_long(
+      args, [&](const auto& all, auto vectors) -> int { return launch<decltype(vectors)::value>(all, stream); });
 }
 
 }  // namespace fastops::FASTOPS_ARCH

@@ -64,21 +64,22 @@ __device__ inline V load_once(const V* p) {
   return v;
 }
 
+// 16 bytes with an eviction priority, of the L1 cache and, where there are policies, of L2.
+#if __CUDA_ARCH__ >= 800
+#define FASTOPS_LOAD(PRIORITY)                                                                               \
+  "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::" PRIORITY ".b64 policy, 1.0;\nld.global.L1::" PRIORITY \
+  ".L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], policy;\n}"
+#else
+#define FASTOPS_LOAD(PRIORITY) "ld.global.L1::" PRIORITY ".v4.b32 {%0, %1, %2, %3}, [%4];"
+#endif
+
 // What a block reads twice, or every block reads: the last lines to leave the L1 and L2 caches.
 template <class V>
 __device__ inline V load_to_keep(const V* p) {
   static_assert(sizeof(V) == 16);
   V v;
   auto* w = reinterpret_cast<unsigned*>(&v);
-#if __CUDA_ARCH__ >= 800
-  asm volatile(
-      "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_last.b64 policy, 1.0;\n"
-      "ld.global.L1::evict_last.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], policy;\n}"
-#else
-  asm volatile("ld.global.L1::evict_last.v4.b32 {%0, %1, %2, %3}, [%4];"
-#endif
-      : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-      : "l"(p));
+  asm volatile(FASTOPS_LOAD("evict_last") : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));
   return v;
 }
 
@@ -88,17 +89,10 @@ __device__ inline V load_to_drop(const V* p) {
   static_assert(sizeof(V) == 16);
   V v;
   auto* w = reinterpret_cast<unsigned*>(&v);
-#if __CUDA_ARCH__ >= 800
-  asm volatile(
-      "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-      "ld.global.L1::evict_first.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], policy;\n}"
-#else
-  asm volatile("ld.global.L1::evict_first.v4.b32 {%0, %1, %2, %3}, [%4];"
-#endif
-      : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-      : "l"(p));
+  asm volatile(FASTOPS_LOAD("evict_first") : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));
   return v;
 }
+#undef FASTOPS_LOAD
 
 // *p = v where `own`, by a predicate: behind a branch would be all that v is made of, loads of parameters too, each vector's
 // waiting for the one before.
