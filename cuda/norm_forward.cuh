@@ -16,6 +16,8 @@ constexpr int64_t kMostBlocks = INT32_MAX;  // of a launch
 constexpr int resident_blocks(int threads, int all) {
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 750 || __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870)
   constexpr int kThreads = __CUDA_ARCH__ == 750 ? 1024 : 1536, kBlocks = 16;
+#elif defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 890 || __CUDA_ARCH__ == 1200)
+  constexpr int kThreads = 1536, kBlocks = 24;
 #else
   constexpr int kThreads = 2048, kBlocks = 24;
 #endif

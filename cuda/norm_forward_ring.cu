@@ -8,7 +8,7 @@ namespace {
 template <Norm N, class T, class P, bool Residual>
 constexpr bool share_bias = N == Norm::layer && !Residual && sizeof(P) == sizeof(T);
 
-constexpr int kMostBlocksOfRow = 8;
+constexpr int kMostBlocksOfRow = 16;
 constexpr int kRingWarps = kRingThreads / kWarp;
 
 // What a warp tells about its part of a row.

@@ -66,10 +66,19 @@ int launch(const Forward<T, P>& all, cudaStream_t stream) {
   });
 }
 
+bool two_blocks_fit() {
+  static PerDevice threads;
+  return threads.get([](int device) {
+    int most = 0;
+    cudaDeviceGetAttribute(&most, cudaDevAttrMaxThreadsPerMultiProcessor, device);
+    return most;
+  }) >= 2 * 1024;
+}
+
 }  // namespace
 
 bool twice_takes(const NormForward& a) {
-  return a.norm == Norm::rms && !a.residual && is_long(a) && a.rows > multiprocessors();
+  return a.norm == Norm::rms && !a.residual && is_long(a) && a.rows > multiprocessors() && two_blocks_fit();
 }
 
 int norm_forward_twice(const NormForward& args, void* stream_handle) {

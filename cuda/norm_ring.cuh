@@ -35,7 +35,7 @@ inline int ring_bytes() {
   return bytes.get([](int device) {
     int most = 0;
     cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return std::max(0, most - 8 * 1024);
+    return std::max(0, most - 9 * 1024);
   });
 }
 
