@@ -28,8 +28,8 @@ constexpr int resident_threads() {
   return N == Norm::rms && Threads == 512 ? 1536 : 1280;
 }
 
-// Lanes: those of a row; 0: the block. Once: see load_row().
-template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, Fetch F, bool Once>
+// Lanes: those of a row; 0: the block.
+template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, Fetch F>
 __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   using A = accumulate_t<T>;
   constexpr int W = kVector<T>, kTeamRows = Lanes ? Threads / Lanes : 1;
@@ -51,9 +51,9 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   for (int g = 0; g < Vectors; ++g) {
     own[g] = g * team + thread < vectors;
     at[g] = min(g * team + thread, vectors - 1);
-    x[g] = load_row<Once>(reinterpret_cast<const Vector<T, W>*>(input) + at[g]);
+    x[g] = reinterpret_cast<const Vector<T, W>*>(input)[at[g]];
   }
-  T first = N == Norm::layer ? load_row<Once>(input) : T{};
+  T first = N == Norm::layer ? *input : T{};
   Vector<P, W> w[Early ? Vectors : 1], b[Early ? Vectors : 1];
   auto fetch_parameters = [&](int g) {
     const Parameter<P> weight = weight_or_one(a.weight), bias = bias_or_zero(a.bias);
@@ -68,12 +68,12 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
     const T* residual = a.residual + source * a.residual_stride;
     Vector<T, W> r[Vectors];
 #pragma unroll
-    for (int g = 0; g < Vectors; ++g) r[g] = load_row<Once>(reinterpret_cast<const Vector<T, W>*>(residual) + at[g]);
-    if constexpr (N == Norm::layer) first = rounded_sum(first, load_row<Once>(residual));
+    for (int g = 0; g < Vectors; ++g) r[g] = reinterpret_cast<const Vector<T, W>*>(residual)[at[g]];
+    if constexpr (N == Norm::layer) first = rounded_sum(first, *residual);
 #pragma unroll
     for (int g = 0; g < Vectors; ++g) {
       x[g] = rounded_sum(x[g], r[g]);
-      store_row<Once>(live && own[g], reinterpret_cast<Vector<T, W>*>(a.sum + row * a.n) + at[g], x[g]);
+      if (live && own[g]) reinterpret_cast<Vector<T, W>*>(a.sum + row * a.n)[at[g]] = x[g];
     }
   }
 
@@ -138,24 +138,24 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
       }
     }
     scale<N, P, W, A>(c, scaled, w[Early ? g : 0], b[Early ? g : 0], a.offset);
-    store_row<Once>(own[g], reinterpret_cast<Vector<T, W>*>(output) + at[g], device::narrow_all<T>(c));
+    if (own[g]) reinterpret_cast<Vector<T, W>*>(output)[at[g]] = device::narrow_all<T>(c);
   }
 }
 
-template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, Fetch F, bool Once>
+template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, Fetch F>
 __global__ void __launch_bounds__(Threads, resident_blocks(Threads, resident_threads<N, T, P, Vectors, Threads, F>()))
     forward_kernel(const __grid_constant__ Forward<T, P> a) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  forward_rows<N, T, P, Vectors, Lanes, Threads, F, Once>(a);
+  forward_rows<N, T, P, Vectors, Lanes, Threads, F>(a);
 }
 
 // Many rows of two warps each are launched late, and do not wait: blocks that many and that short lose more by the wait
 // than an early launch saves.
-template <Norm N, class T, class P, bool Once>
+template <Norm N, class T, class P>
 __global__ void __launch_bounds__(64, resident_blocks(64, resident_threads<N, T, P, kVectors, 64, Fetch::early>()))
     forward_pair_kernel(const __grid_constant__ Forward<T, P> a) {
-  forward_rows<N, T, P, kVectors, 0, 64, Fetch::early, Once>(a);
+  forward_rows<N, T, P, kVectors, 0, 64, Fetch::early>(a);
 }
 
 // Rows too long for registers: a block a row, read again in each pass.
@@ -221,20 +221,6 @@ __global__ void __launch_bounds__(1024) forward_long_kernel(const __grid_constan
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-// Whether rows are to leave the L1 cache first, which saves about 1.5 us a launch but costs 2 % of its time (one H200). Not
-// timed with parameters of another dtype, in f64 and by 1024 threads; 256 have 22 MB at most.
-template <int Vectors, int Threads, class T, class P, class F>
-int dispatch_once(const Forward<T, P>& a, F f) {
-  if constexpr (sizeof(P) != sizeof(T) || sizeof(T) == 8 || Threads == 1024) {
-    return f(std::false_type{});
-  } else if constexpr (Threads == 256) {
-    return f(std::true_type{});
-  } else {
-    constexpr int64_t kMost = Vectors > 4 ? 600'000'000 : 400'000'000;
-    return dispatch_bool(!a.few && a.rows * a.n * static_cast<int64_t>(sizeof(T)) * (a.residual ? 4 : 2) <= kMost, f);
-  }
-}
-
 // Rows of so many threads each, where a multiprocessor takes `resident` of them.
 bool all_at_once(int64_t rows, int64_t threads, int64_t resident) {
   return rows <= resident / threads * multiprocessors();
@@ -249,21 +235,15 @@ int launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
   constexpr bool kAskFew = kFetch == Fetch::late && Threads != 256 && Threads != 1024;
   return in_launches<N>(all, kRows, [&](const Forward<T, P>& a, unsigned blocks) -> int {
     const auto config = launch_config(blocks, threads, stream);
-    auto run = [&](auto fetch, auto once) -> int {
-      constexpr Fetch F = decltype(fetch)::value;
-      return launch_kernel(&forward_kernel<N, T, P, Vectors, Lanes, Threads, F, decltype(once)::value>, config, a);
-    };
-    auto run_many = [&](auto once) -> int {
-      if constexpr (Threads == 64)
-        return a.few ? run(std::integral_constant<Fetch, kFetch>{}, std::false_type{})
-                     : launch_late_kernel(&forward_pair_kernel<N, T, P, decltype(once)::value>, config, a);
-      else
-        return run(std::integral_constant<Fetch, kFetch>{}, once);
+    auto run = [&](auto fetch) -> int {
+      return launch_kernel(&forward_kernel<N, T, P, Vectors, Lanes, Threads, decltype(fetch)::value>, config, a);
     };
     const bool few = Threads == 384 ? all_at_once(a.rows, threads, kFewThreads) : a.few;
     if constexpr (kAskFew)
-      if (few) return run(std::integral_constant<Fetch, Fetch::few>{}, std::false_type{});
-    return dispatch_once<Vectors, Threads>(a, run_many);
+      if (few) return run(std::integral_constant<Fetch, Fetch::few>{});
+    if constexpr (Threads == 64)
+      if (!few) return launch_late_kernel(&forward_pair_kernel<N, T, P>, config, a);
+    return run(std::integral_constant<Fetch, kFetch>{});
   });
 }
 

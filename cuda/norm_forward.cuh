@@ -123,22 +123,6 @@ int dispatch_long(const NormForward& a, F f) {
   });
 }
 
-// A row's data. Once: it leaves the L1 cache first, and parameters stay: device/vector.cuh.
-template <bool Once, class V>
-__device__ inline V load_row(const V* p) {
-  if constexpr (Once)
-    return device::load_once(p);
-  else
-    return *p;
-}
-template <bool Once, class V>
-__device__ inline void store_row(bool own, V* p, const V& v) {
-  if constexpr (Once)
-    device::store_once_if(own, p, v);
-  else if (own)
-    *p = v;
-}
-
 template <class T>
 __device__ inline T rounded_sum(T a, T b) {
   return device::narrow<T>(device::widen(a) + device::widen(b));

@@ -10,7 +10,22 @@ namespace {
 constexpr int kParts = 2, kPartThreads = kRingThreads, kPartWarps = kPartThreads / kWarp;
 static_assert(kParts * kPartThreads * kRingVectors<true> * 16 == 2 * kBlockBytes);  // what the ring gives to two blocks
 
-// Once: see load_row().
+// A row's data. Once: it leaves the L1 cache first, and parameters stay.
+template <bool Once, class V>
+__device__ inline V load_row(const V* p) {
+  if constexpr (Once)
+    return device::load_once(p);
+  else
+    return *p;
+}
+template <bool Once, class V>
+__device__ inline void store_row(bool own, V* p, const V& v) {
+  if constexpr (Once)
+    device::store_once_if(own, p, v);
+  else if (own)
+    *p = v;
+}
+
 template <class T, class P, int Vectors, bool Once>
 __global__ void __launch_bounds__(kParts* kPartThreads) forward_held_kernel(const __grid_constant__ Forward<T, P> a) {
   constexpr int W = kVector<T>;

@@ -44,23 +44,15 @@ __device__ inline Vector<T, N> narrow_all(const accumulate_t<T> (&x)[N]) {
 }
 
 // What is read once and written once, so that what is read again stays in the L1 cache: lines that are the first to leave it,
-// and stores that take none. Both together: either alone is slower than neither, and so is a line read in two ways.
+// and stores that take none.
 template <class V>
 __device__ inline V load_once(const V* p) {
+  static_assert(sizeof(V) == 16);
   V v;
-  if constexpr (sizeof(V) == 16) {
-    auto* w = reinterpret_cast<unsigned*>(&v);
-    asm volatile("ld.global.L1::evict_first.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                 : "l"(p));
-  } else if constexpr (sizeof(V) == 8) {
-    asm volatile("ld.global.L1::evict_first.b64 %0, [%1];" : "=l"(reinterpret_cast<unsigned long long&>(v)) : "l"(p));
-  } else if constexpr (sizeof(V) == 4) {
-    asm volatile("ld.global.L1::evict_first.b32 %0, [%1];" : "=r"(reinterpret_cast<unsigned&>(v)) : "l"(p));
-  } else {
-    static_assert(sizeof(V) == 2);
-    asm volatile("ld.global.L1::evict_first.b16 %0, [%1];" : "=h"(reinterpret_cast<unsigned short&>(v)) : "l"(p));
-  }
+  auto* w = reinterpret_cast<unsigned*>(&v);
+  asm volatile("ld.global.L1::evict_first.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "l"(p));
   return v;
 }
 
