@@ -57,7 +57,7 @@ BENCHES = {
         for dtype in ("bf16", "f32", "f16")
     },
     "bench-lltm": Bench(("lltm",), "call,host", shapes="4096x1024,16384x1024"),
-    "bench-lltm-small": Bench(("lltm",), "call,host", dtypes=("f32", "bf16"), shapes="16x128"),
+    "bench-lltm-small": Bench(("lltm",), "call,host", dtypes=("f32", "bf16"), shapes="16x32x128,16x128"),
     "bench-first": Bench(("rms_norm",), "first"),
 }
 COMMANDS = {name: bench.arguments() for name, bench in BENCHES.items()}

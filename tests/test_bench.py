@@ -66,15 +66,23 @@ def test_one_place_in_memory_counts_once() -> None:
 @every_case
 def test_every_case_has_a_problem(case: Case) -> None:
     """A row of the table is enough: nothing in the benchmark names an op that it could not do without."""
-    (inputs,) = problems.make_sets(case, torch.float32, CPU, (4, 8), 1)
+    for shape in ((4, 8), (4, 6, 8)) if case.in_features else ((4, 8),):
+        check_problem(case, shape)
+    assert problems.default_shapes(case, CPU, quick=False)
+    assert problems.default_shapes(case, torch.device("cuda"), quick=True)
+
+
+def check_problem(case: Case, shape: problems.Shape) -> None:
+    (inputs,) = problems.make_sets(case, torch.float32, CPU, shape, 1)
+    assert [t.shape for t in inputs.incoming][-1] == (shape[0], shape[-1])
+    if len(shape) == 3:
+        assert inputs.args[0].shape == shape[:2]
     ours = peers.implementation("fastops", case, CPU)
     eager = peers.implementation("eager", case, CPU)
     for direction in work.DIRECTIONS:
         expected = work.results_of(work.call_of(ours, inputs, direction)(), direction)
         work.check_same(work.results_of(work.call_of(eager, inputs, direction)(), direction), expected, torch.float32)
         assert len(expected) == len(inputs.incoming if direction == "forward" else traffic.tensors_of(inputs.args))
-    assert problems.default_shapes(case, CPU, quick=False)
-    assert problems.default_shapes(case, torch.device("cuda"), quick=True)
 
 
 def test_default_shapes_leave_out_huge_parameters() -> None:
@@ -258,8 +266,14 @@ def test_peers_take_every_argument(library: peers.Library) -> None:
         (["--op", "tanh"], "op must be one of square, relu"),
         (["--dtype", "f8"], "dtype must be one of f32, bf16, f16, f64, got 'f8'"),
         (["--device", "tpu"], "device must be cpu, cuda, cuda:<index> or all, got 'tpu'"),
-        (["--shapes", "12x"], "shapes must be <rows>x<columns>, joined by commas, such as 8192x4096, got '12x'"),
+        (
+            ["--shapes", "12x"],
+            "shapes must be <rows>x<columns> or <rows>x<in_features>x<columns>, joined by commas, such as 8192x4096, "
+            "got '12x'",
+        ),
         (["--shapes", "0x4"], "got '0x4'"),
+        (["--shapes", "1x2x3x4"], "got '1x2x3x4'"),
+        (["--op", "relu", "--shapes", "2x3x4"], "relu has no in_features: its shapes are <rows>x<columns>, got 2x3x4"),
         (["--peers", "eager,tvm"], "peers must be some of eager, compile, liger, quack, apex, flash_attn, joined by"),
         (["--measure", "speed"], "measure must be some of call, host, first, joined by commas, got 'speed'"),
         (["--plot", "picture.gif"], "--plot must end in one of .png, .svg, got 'picture.gif'"),

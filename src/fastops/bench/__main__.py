@@ -22,7 +22,7 @@ from ..selftest.report import environment
 from ..selftest.runner import name_of
 from ..selftest.target import NotThereError, devices_of, why_no_cuda
 from . import files, first, host, kernel, memory, peers, plot, report
-from .problems import MOST_SETS, Shape, default_shapes, parse_shapes, spelled
+from .problems import MOST_SETS, Shape, check_shapes, default_shapes, parse_shapes, spelled
 from .timing import ROUNDS
 
 MEASURES = ("call", "host", "first")
@@ -36,7 +36,11 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--device", help="cpu, cuda, cuda:<index> or all; default the first GPU, or the CPU without one")
     add_arguments(p, dtype_default="; default bf16, on the CPU f32")
-    p.add_argument("--shapes", metavar="LIST", help="rows and columns, such as 32768x256,1024x65536")
+    p.add_argument(
+        "--shapes",
+        metavar="LIST",
+        help="rows and columns, such as 32768x256,1024x65536; of linear and lltm also 16x32x128, in_features between",
+    )
     p.add_argument("--peers", metavar="LIST", help=f"some of {','.join(peers.PEERS)}; default all that are installed")
     p.add_argument(
         "--measure",
@@ -83,11 +87,15 @@ class Plan:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
+    cases = chosen_cases(options.op)
+    shapes = parse_shapes(options.shapes) if options.shapes else None
+    for case in cases:
+        check_shapes(case, shapes or ())
     return Plan(
-        cases=chosen_cases(options.op),
+        cases=cases,
         devices=devices_of(options.device or ("cpu" if why_no_cuda() else "cuda")),
         dtypes=chosen_dtypes(options.dtype) if options.dtype else None,
-        shapes=parse_shapes(options.shapes) if options.shapes else None,
+        shapes=shapes,
         peers=peers.chosen_peers(options.peers),
         measures=chosen_measures(options.measure),
         quick=options.quick,

@@ -37,6 +37,8 @@ def read(file: str) -> Content:
         raise NotThereError(f"--from {file}: {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise NotThereError(f"--from {file}: not a file of `python -m fastops.bench --json` of this version")
+    for result in content["results"]:
+        result.setdefault("in_features", None)  # which earlier files do not have
     return content
 
 

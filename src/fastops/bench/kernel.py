@@ -56,6 +56,7 @@ class Result:
     peak_bytes: int | None = None  # GPU: most memory that a call takes beyond its inputs
     sets: int | None = None
     cold: bool | None = None  # the sets together overflow the cache
+    in_features: int | None = None  # where the shape says so; else as many as columns, or the op has none
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ def measure(
     case: Case, dtype: torch.dtype, dtype_name: str, device: torch.device, shape: Shape, names: Sequence[str]
 ) -> Iterator[list[Result]]:
     """Of each direction the results, fastops first, then the peers."""
-    rows, columns = shape
+    rows, *between, columns = shape
+    in_features = between[0] if between else None
     try:
         sets, cold = sets_needed(case, dtype, device, shape)
         inputs = make_sets(case, dtype, device, shape, sets)
@@ -89,7 +91,7 @@ def measure(
     except Exception as error:  # too large for the memory, say; the next shape may be smaller
         for direction in DIRECTIONS:
             where = (case.name, dtype_name, str(device), rows, columns, direction)
-            yield [Result(*where, peers.OURS, refused=said(error))]
+            yield [Result(*where, peers.OURS, refused=said(error), in_features=in_features)]
         return
     for direction in DIRECTIONS:
         size = sizes[direction]
@@ -102,7 +104,7 @@ def measure(
         for name in (peers.OURS, *names):
             where = (case.name, dtype_name, str(device), rows, columns, direction)
             if name in refused:
-                results.append(Result(*where, name, refused=refused[name]))
+                results.append(Result(*where, name, refused=refused[name], in_features=in_features))
                 continue
             t = times[name]
             rate = size / t.recycled.median / 1e9
@@ -124,6 +126,7 @@ def measure(
                     peak_bytes=prepared[name].peak_bytes,
                     sets=sets,
                     cold=cold,
+                    in_features=in_features,
                 )
             )
         del prepared

@@ -15,7 +15,7 @@ from ..selftest.accuracy import tensors_of
 from ..selftest.target import NotThereError
 from .traffic import distinct_bytes
 
-Shape = tuple[int, int]  # rows, columns
+Shape = tuple[int, ...]  # rows, columns; of some ops rows, in_features, columns
 
 SHAPES: dict[str, tuple[Shape, ...]] = {
     "cuda": ((32768, 256), (16384, 1024), (8192, 4096), (4096, 16384), (1024, 65536), (512, 131072)),
@@ -43,20 +43,30 @@ class InputSet:
 
 
 def parse_shapes(text: str) -> list[Shape]:
-    """``32768x256,1024x65536``."""
+    """``32768x256,16x32x128``."""
     shapes = []
     for word in text.split(","):
-        if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", word.strip()):
-            raise NotThereError(f"shapes must be <rows>x<columns>, joined by commas, such as 8192x4096, got {word!r}")
-        rows, columns = word.split("x")
-        shapes.append((int(rows), int(columns)))
+        if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", word.strip()):
+            raise NotThereError(
+                "shapes must be <rows>x<columns> or <rows>x<in_features>x<columns>, joined by commas, such as "
+                f"8192x4096, got {word!r}"
+            )
+        shapes.append(tuple(map(int, word.split("x"))))
     return shapes
+
+
+def check_shapes(case: Case, shapes: Iterable[Shape]) -> None:
+    for shape in shapes:
+        if len(shape) == 3 and not case.in_features:
+            raise NotThereError(
+                f"{case.name} has no in_features: its shapes are <rows>x<columns>, got {spelled(shape)}"
+            )
 
 
 def default_shapes(case: Case, device: torch.device, quick: bool) -> list[Shape]:
     """Those of the device's list whose parameters are no larger than the data; a matrix of 131072 squared is no use."""
     shapes = (QUICK if quick else SHAPES)[device.type]
-    return [(rows, n) for rows, n in shapes if max(t.numel() for t in _sizes(case, rows, n)) <= rows * n]
+    return [(rows, n) for rows, n in shapes if max(t.numel() for t in _sizes(case, (rows, n))) <= rows * n]
 
 
 def sets_needed(case: Case, dtype: torch.dtype, device: torch.device, shape: Shape) -> tuple[int, bool]:
@@ -67,7 +77,7 @@ def sets_needed(case: Case, dtype: torch.dtype, device: torch.device, shape: Sha
     if device.type != "cuda":
         return 1, False
     wanted = max(LEAST_BYTES, 3 * torch.cuda.get_device_properties(device).L2_cache_size)
-    return sets_that_overflow(distinct_bytes(_sizes(case, *shape, dtype)), wanted)
+    return sets_that_overflow(distinct_bytes(_sizes(case, shape, dtype)), wanted)
 
 
 def sets_that_overflow(set_bytes: int, wanted: int) -> tuple[int, bool]:
@@ -95,6 +105,6 @@ def spelled(shape: Iterable[int]) -> str:
     return "x".join(map(str, shape))
 
 
-def _sizes(case: Case, rows: int, columns: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def _sizes(case: Case, shape: Shape, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """The tensor arguments without memory."""
-    return tensors_of(case.problem(DeviceMake("meta", dtype), rows, columns))
+    return tensors_of(case.problem(DeviceMake("meta", dtype), *shape))

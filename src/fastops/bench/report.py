@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from .problems import spelled
+
 Row = dict[str, Any]
+SHAPE = ("rows", "in_features", "columns")
 NOTHING = "-"
 AHEAD = 0.03  # of fastops' time: less is noise
 
@@ -61,9 +64,9 @@ def _times(results: Sequence[Row]) -> list[str]:
             *peers,
         ]
         lines = []
-        for (n_rows, columns, direction), cells in _grouped(rows, "rows", "columns", "direction").items():
+        for (*_, direction), cells in _grouped(rows, *SHAPE, "direction").items():
             by = {r["implementation"]: r for r in cells}
-            lines.append([f"{n_rows}x{columns}", direction, *_ours(by["fastops"], on_cpu)])
+            lines.append([_shape(cells[0]), direction, *_ours(by["fastops"], on_cpu)])
             lines[-1] += [_ratio(by[name]["times_fastops"]) if name in by else NOTHING for name in peers]
         title = f"{op}, {dtype}, {device}{_copy(rows)}; peers: their time over fastops'"
         blocks.append(_table(title, head, lines))
@@ -98,14 +101,18 @@ def _peaks(results: Sequence[Row]) -> list[str]:
     rows: list[Row] = []
     for group in _grouped((r for r in results if r["peak_bytes"] is not None), "op", "dtype", "device").values():
         most = max(r["rows"] * r["columns"] for r in group)
-        shape = next((r["rows"], r["columns"]) for r in group if r["rows"] * r["columns"] == most)
-        rows += [r for r in group if (r["rows"], r["columns"]) == shape]
+        shape = next(_shape(r) for r in group if r["rows"] * r["columns"] == most)
+        rows += [r for r in group if _shape(r) == shape]
     title = "Peak memory of a call beyond its inputs, MiB"
     return [_by_implementation(title, rows, _case_key, _peak)] if rows else []
 
 
 def _case_key(r: Row) -> tuple[str, ...]:
-    return r["op"], r["dtype"], r["device"], f"{r['rows']}x{r['columns']}", r["direction"]
+    return r["op"], r["dtype"], r["device"], _shape(r), r["direction"]
+
+
+def _shape(r: Row) -> str:
+    return spelled(r[key] for key in SHAPE if r[key] is not None)
 
 
 def _peak(r: Row) -> str:
@@ -184,11 +191,7 @@ def _refusals(every: Sequence[Row]) -> list[str]:
                 continue
             for part, cases in _parts(refused).items():
                 whole = len(cases) == len(_parts(rows)[part])
-                where += (
-                    [f"{op} {dtype} {part}"]
-                    if whole
-                    else [f"{op} {dtype} {r['rows']}x{r['columns']} {part}" for r in cases]
-                )
+                where += [f"{op} {dtype} {part}"] if whole else [f"{op} {dtype} {_shape(r)} {part}" for r in cases]
     return [
         f"{name} {'failed' if name == 'fastops' else 'refused'} {', '.join(where)}: {reason}"
         for (name, reason), where in found.items()

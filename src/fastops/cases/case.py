@@ -77,7 +77,7 @@ class Case:
     torch_op: Callable[..., Any] | None  # torch's own, with the same arguments
     samples: tuple[Sample, ...]
     raw: Callable[[Make, int, int], list[RawCall]]  # (make, rows, columns): every raw op behind it; runs no kernel
-    problem: Callable[[Make, int, int], tuple[Any, ...]]  # (make, rows, columns): all positional arguments, to be timed
+    problem: Callable[..., tuple[Any, ...]]  # (make, rows, columns): all positional arguments, to be timed
     bounds: dict[torch.dtype, Bound]
     formula: str
     gradient: str
@@ -87,6 +87,7 @@ class Case:
     # (args, outputs): what any backward must read beside the incoming gradients. None: every tensor argument.
     gradient_reads: Callable[[tuple[Any, ...], tuple[Tensor, ...]], tuple[Tensor, ...]] | None = None
     dtypes: tuple[torch.dtype, ...] = DTYPES
+    in_features: bool = False  # problem() also takes (make, rows, in_features, columns), else as many as columns
 
     @property
     def small_samples(self) -> Iterator[Sample]:

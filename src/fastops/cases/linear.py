@@ -83,6 +83,11 @@ def samples() -> Iterator[Sample]:
         yield sample("expanded_bias", a, (37,), 31, 33, b=expanded)
 
 
+def problem(make: Make, rows: int, in_features: int, out_features: int | None = None) -> tuple[Any, ...]:
+    n = in_features if out_features is None else out_features
+    return make(rows, in_features), make(n, in_features, scale=in_features**-0.5), make(n), "gelu"
+
+
 def raw(make: Make, rows: int, n: int) -> list[RawCall]:
     def pair(activation: str, bias_dtype: torch.dtype | None) -> Iterator[RawCall]:
         bias = None if bias_dtype is None else make(n, dtype=bias_dtype)

@@ -61,9 +61,10 @@ def samples() -> Iterator[Sample]:
         yield sample(f"{layout.__name__}_few", 13, 9, 33, layout=layout)
 
 
-def problem(make: Make, rows: int, n: int) -> tuple[Any, ...]:
-    weights = make(3 * n, 2 * n, scale=(2 * n) ** -0.5)
-    return make(rows, n), weights, make(3 * n), make(rows, n), make(rows, n)
+def problem(make: Make, batch: int, features: int, state: int | None = None) -> tuple[Any, ...]:
+    state = features if state is None else state
+    weights = make(3 * state, state + features, scale=(state + features) ** -0.5)
+    return make(batch, features), weights, make(3 * state), make(batch, state), make(batch, state)
 
 
 def raw(make: Make, rows: int, n: int) -> list[RawCall]:
