@@ -17,6 +17,7 @@ from pathlib import Path
 
 ELEMENTWISE = ("square", "relu", "sigmoid", "axpby")
 NORMS = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
+KINDS = {"norms": NORMS, "elementwise": ELEMENTWISE}
 ODD = ",".join(f"{rows}x{n}" for rows in (1, 37, 1000, 65537) for n in (192, 769, 1500, 5000, 12288))
 
 
@@ -46,14 +47,10 @@ class Bench:
 BENCHES = {
     "bench-norms-bf16": Bench(NORMS, "call,host"),
     "bench-elementwise-bf16": Bench((*ELEMENTWISE, "linear"), "call,host"),
-    **{
-        f"bench-{kind}-{dtype}": Bench(ops, dtypes=(dtype,))
-        for kind, ops in (("norms", NORMS), ("elementwise", ELEMENTWISE))
-        for dtype in ("f32", "f16")
-    },
+    **{f"bench-{kind}-{dtype}": Bench(ops, dtypes=(dtype,)) for kind, ops in KINDS.items() for dtype in ("f32", "f16")},
     **{
         f"bench-{kind}-odd-{dtype}": Bench(ops, dtypes=(dtype,), shapes=ODD)
-        for kind, ops in (("norms", NORMS), ("elementwise", ELEMENTWISE))
+        for kind, ops in KINDS.items()
         for dtype in ("bf16", "f32", "f16")
     },
     "bench-lltm": Bench(("lltm",), "call,host", shapes="4096x1024,16384x1024"),

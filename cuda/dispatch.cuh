@@ -64,14 +64,17 @@ class PerDevice {
   std::atomic<int> answers_[kDevices] = {};
 };
 
-inline int multiprocessors() {
-  static PerDevice counts;
-  return counts.get([](int device) {
-    int count = 1;
-    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    return count;
+template <cudaDeviceAttr Attribute>
+int device_attribute() {
+  static PerDevice answers;
+  return answers.get([](int device) {
+    int value = 0;
+    cudaDeviceGetAttribute(&value, Attribute, device);
+    return value;
   });
 }
+
+inline int multiprocessors() { return std::max(1, device_attribute<cudaDevAttrMultiProcessorCount>()); }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -1,8 +1,8 @@
 // The forward of the norms; formulas in kernels/norm.h. A row's input is read once and held in registers, packed, through
-// the passes over it: the mean, the sums of the distances from it and of their squares, the output. Some rows of 32 to 64 KB
-// go to norm_forward_twice.cu and norm_forward_held.cu, longer ones to norm_forward_ring.cu where the card has clusters, else
-// they are read three times. Rows whose bytes are no multiple of 16 go to norm_forward_ragged.cu, unless they are too long
-// for it.
+// the passes over it: the mean, the sums of the distances from it and of their squares, the output. Of the rows of 32 to 64 KB
+// some go to norm_forward_twice.cu and norm_forward_held.cu, others and all longer ones to norm_forward_ring.cu where the card
+// has clusters, else they are read three times. Rows whose bytes are no multiple of 16 go to norm_forward_ragged.cu, unless
+// they are too long for it.
 #include "norm_forward.cuh"
 #include "norm_ring.cuh"
 

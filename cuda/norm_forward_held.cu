@@ -91,12 +91,14 @@ constexpr int64_t kMostOnce = 1'500'000'000;
 template <int Vectors, class T, class P>
 int launch(const Forward<T, P>& all, cudaStream_t stream) {
   return in_launches<Norm::layer>(all, 1, [&](const Forward<T, P>& a, unsigned blocks) -> int {
-    const bool once = sizeof(P) == sizeof(T) && a.rows * a.n * static_cast<int64_t>(4 * sizeof(T)) <= kMostOnce;
-    return dispatch_bool(once, [&](auto known) -> int {
-      constexpr bool kOnce = decltype(known)::value && sizeof(P) == sizeof(T);
-      return launch_kernel(&forward_held_kernel<T, P, Vectors, kOnce>,
+    auto run = [&](auto once) -> int {
+      return launch_kernel(&forward_held_kernel<T, P, Vectors, decltype(once)::value>,
                            launch_config(blocks, kParts * kPartThreads, stream), a);
-    });
+    };
+    if constexpr (sizeof(P) == sizeof(T))
+      return dispatch_bool(a.rows * a.n * static_cast<int64_t>(4 * sizeof(T)) <= kMostOnce, run);
+    else
+      return run(std::false_type{});
   });
 }
 

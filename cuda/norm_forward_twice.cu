@@ -66,14 +66,7 @@ int launch(const Forward<T, P>& all, cudaStream_t stream) {
   });
 }
 
-bool two_blocks_fit() {
-  static PerDevice threads;
-  return threads.get([](int device) {
-    int most = 0;
-    cudaDeviceGetAttribute(&most, cudaDevAttrMaxThreadsPerMultiProcessor, device);
-    return most;
-  }) >= 2 * 1024;
-}
+bool two_blocks_fit() { return device_attribute<cudaDevAttrMaxThreadsPerMultiProcessor>() >= 2 * 1024; }
 
 }  // namespace
 

@@ -30,14 +30,7 @@ int64_t norm_backward_wide_chunks(const NormBackward& a);
 constexpr int kMostStages = 3;  // more were slower
 
 // A block's shared memory for the ring, beside what the kernels declare.
-inline int ring_bytes() {
-  static PerDevice bytes;
-  return bytes.get([](int device) {
-    int most = 0;
-    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return std::max(0, most - 9 * 1024);
-  });
-}
+inline int ring_bytes() { return std::max(0, device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>() - 9 * 1024); }
 
 // The shape of a launch: `cluster` blocks a row; a block has stages of `stage_bytes`, and `more_bytes`.
 struct RingPlan {

@@ -43,48 +43,38 @@ __device__ inline Vector<T, N> narrow_all(const accumulate_t<T> (&x)[N]) {
   return v;
 }
 
-// What is read once and written once, so that what is read again stays in the L1 cache: lines that are the first to leave it,
-// and stores that take none.
-template <class V>
-__device__ inline V load_once(const V* p) {
-  static_assert(sizeof(V) == 16);
-  V v;
-  auto* w = reinterpret_cast<unsigned*>(&v);
-  asm volatile("ld.global.L1::evict_first.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-               : "l"(p));
-  return v;
-}
-
-// 16 bytes with an eviction priority, of the L1 cache and, where there are policies, of L2.
+// 16 bytes with an eviction priority, of the L1 cache or, where there are policies, of L2 too.
+#define FASTOPS_LOAD(NAME, PTX)                                                  \
+  template <class V>                                                             \
+  __device__ inline V NAME(const V* p) {                                         \
+    static_assert(sizeof(V) == 16);                                              \
+    V v;                                                                         \
+    auto* w = reinterpret_cast<unsigned*>(&v);                                   \
+    asm volatile(PTX : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p)); \
+    return v;                                                                    \
+  }
+#define FASTOPS_IN_L1(PRIORITY) "ld.global.L1::" PRIORITY ".v4.b32 {%0, %1, %2, %3}, [%4];"
 #if __CUDA_ARCH__ >= 800
-#define FASTOPS_LOAD(PRIORITY)                                                                               \
+#define FASTOPS_IN_BOTH(PRIORITY)                                                                            \
   "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::" PRIORITY ".b64 policy, 1.0;\nld.global.L1::" PRIORITY \
   ".L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], policy;\n}"
 #else
-#define FASTOPS_LOAD(PRIORITY) "ld.global.L1::" PRIORITY ".v4.b32 {%0, %1, %2, %3}, [%4];"
+#define FASTOPS_IN_BOTH(PRIORITY) FASTOPS_IN_L1(PRIORITY)
 #endif
 
+// What is read once and written once, so that what is read again stays in the L1 cache: lines that are the first to leave it,
+// and below stores that take none.
+FASTOPS_LOAD(load_once, FASTOPS_IN_L1("evict_first"))
+
 // What a block reads twice, or every block reads: the last lines to leave the L1 and L2 caches.
-template <class V>
-__device__ inline V load_to_keep(const V* p) {
-  static_assert(sizeof(V) == 16);
-  V v;
-  auto* w = reinterpret_cast<unsigned*>(&v);
-  asm volatile(FASTOPS_LOAD("evict_last") : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));
-  return v;
-}
+FASTOPS_LOAD(load_to_keep, FASTOPS_IN_BOTH("evict_last"))
 
 // The second time: the first to leave both.
-template <class V>
-__device__ inline V load_to_drop(const V* p) {
-  static_assert(sizeof(V) == 16);
-  V v;
-  auto* w = reinterpret_cast<unsigned*>(&v);
-  asm volatile(FASTOPS_LOAD("evict_first") : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));
-  return v;
-}
+FASTOPS_LOAD(load_to_drop, FASTOPS_IN_BOTH("evict_first"))
+
 #undef FASTOPS_LOAD
+#undef FASTOPS_IN_L1
+#undef FASTOPS_IN_BOTH
 
 // *p = v where `own`, by a predicate: behind a branch would be all that v is made of, loads of parameters too, each vector's
 // waiting for the one before.

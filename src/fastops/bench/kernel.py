@@ -84,14 +84,14 @@ def measure(
     """Of each direction the results, fastops first, then the peers."""
     rows, *between, columns = shape
     in_features = between[0] if between else None
+    result = functools.partial(Result, case.name, dtype_name, str(device), rows, columns, in_features=in_features)
     try:
         sets, cold = sets_needed(case, dtype, device, shape)
         inputs = make_sets(case, dtype, device, shape, sets)
         sizes = fewest_bytes(case, inputs[0])
     except Exception as error:  # too large for the memory, say; the next shape may be smaller
         for direction in DIRECTIONS:
-            where = (case.name, dtype_name, str(device), rows, columns, direction)
-            yield [Result(*where, peers.OURS, refused=said(error), in_features=in_features)]
+            yield [result(direction, peers.OURS, refused=said(error))]
         return
     for direction in DIRECTIONS:
         size = sizes[direction]
@@ -102,15 +102,14 @@ def measure(
         copy_rate = _large_copy(device) if device.type == "cuda" else size / times[_COPY].recycled.median / 1e9
         results = []
         for name in (peers.OURS, *names):
-            where = (case.name, dtype_name, str(device), rows, columns, direction)
             if name in refused:
-                results.append(Result(*where, name, refused=refused[name], in_features=in_features))
+                results.append(result(direction, name, refused=refused[name]))
                 continue
             t = times[name]
             rate = size / t.recycled.median / 1e9
             results.append(
-                Result(
-                    *where,
+                result(
+                    direction,
                     name,
                     microseconds=t.recycled.median * 1e6,
                     low=t.recycled.low * 1e6,
@@ -126,7 +125,6 @@ def measure(
                     peak_bytes=prepared[name].peak_bytes,
                     sets=sets,
                     cold=cold,
-                    in_features=in_features,
                 )
             )
         del prepared
