@@ -1,5 +1,5 @@
 #pragma once
-// How kernels are launched, all but one: early, by programmatic dependent launch, where the card has it. Their blocks come
+// How kernels are launched: early, by programmatic dependent launch, where the card has it. Their blocks come
 // onto the card while the kernel before them in the stream ends, which hides the launch. PTX ISA, "griddepcontrol". Two
 // rules go with it:
 //
@@ -41,12 +41,6 @@ inline cudaLaunchConfig_t launch_config(dim3 blocks, dim3 threads, cudaStream_t 
   config.stream = stream;
   config.dynamicSmemBytes = shared_bytes;
   return config;
-}
-
-// For a kernel that does not wait: all before it has ended when it begins.
-template <class Kernel, class... Args>
-int launch_late_kernel(Kernel* kernel, const cudaLaunchConfig_t& config, const Args&... args) {
-  return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
 // `config` may have one attribute of its own.

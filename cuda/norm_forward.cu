@@ -1,8 +1,8 @@
 // The forward of the norms; formulas in kernels/norm.h. A row's input is read once and held in registers, packed, through
-// the passes over it: the mean, the sums of the distances from it and of their squares, the output. Of the rows of 32 to 64 KB
-// some go to norm_forward_twice.cu and norm_forward_held.cu, others and all longer ones to norm_forward_ring.cu where the card
-// has clusters, else they are read three times. Rows whose bytes are no multiple of 16 go to norm_forward_ragged.cu, unless
-// they are too long for it.
+// the passes over it: the mean, the sums of the distances from it and of their squares, the output. Many rows of two warps go
+// to norm_forward_pairs.cu. Of the rows of 32 to 64 KB some go to norm_forward_twice.cu and norm_forward_held.cu, others and
+// all longer ones to norm_forward_ring.cu where the card has clusters, else they are read three times. Rows whose bytes are no
+// multiple of 16 go to norm_forward_ragged.cu, unless they are too long for it.
 #include "norm_forward.cuh"
 #include "norm_ring.cuh"
 
@@ -34,7 +34,7 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   using A = accumulate_t<T>;
   constexpr int W = kVector<T>, kTeamRows = Lanes ? Threads / Lanes : 1;
   constexpr bool Early = F != Fetch::late;
-  const int team = Lanes ? Lanes : static_cast<int>(blockDim.x);
+  const int team = Lanes ? Lanes : Threads == 64 ? 64 : static_cast<int>(blockDim.x);  // 64: always all
   const int thread = Lanes ? threadIdx.x % Lanes : threadIdx.x;
   const int n = static_cast<int>(a.n), vectors = n / W;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kTeamRows + (Lanes ? threadIdx.x / Lanes : 0);
@@ -150,14 +150,6 @@ __global__ void __launch_bounds__(Threads, resident_blocks(Threads, resident_thr
   forward_rows<N, T, P, Vectors, Lanes, Threads, F>(a);
 }
 
-// Many rows of two warps each are launched late, and do not wait: blocks that many and that short lose more by the wait
-// than an early launch saves.
-template <Norm N, class T, class P>
-__global__ void __launch_bounds__(64, resident_blocks(64, resident_threads<N, T, P, kVectors, 64, Fetch::early>()))
-    forward_pair_kernel(const __grid_constant__ Forward<T, P> a) {
-  forward_rows<N, T, P, kVectors, 0, 64, Fetch::early>(a);
-}
-
 // Rows too long for registers: a block a row, read again in each pass.
 template <Norm N, class T, class P, int W>
 __global__ void __launch_bounds__(1024) forward_long_kernel(const __grid_constant__ Forward<T, P> a) {
@@ -221,11 +213,6 @@ __global__ void __launch_bounds__(1024) forward_long_kernel(const __grid_constan
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-// Rows of so many threads each, where a multiprocessor takes `resident` of them.
-bool all_at_once(int64_t rows, int64_t threads, int64_t resident) {
-  return rows <= resident / threads * multiprocessors();
-}
-
 template <Norm N, class T, class P, int Vectors, int Lanes, int Threads>
 int launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
   constexpr int kRows = Lanes ? Threads / Lanes : 1;
@@ -241,8 +228,6 @@ int launch(const Forward<T, P>& all, int threads, cudaStream_t stream) {
     const bool few = Threads == 384 ? all_at_once(a.rows, threads, kFewThreads) : a.few;
     if constexpr (kAskFew)
       if (few) return run(std::integral_constant<Fetch, Fetch::few>{});
-    if constexpr (Threads == 64)
-      if (!few) return launch_late_kernel(&forward_pair_kernel<N, T, P>, config, a);
     return run(std::integral_constant<Fetch, kFetch>{});
   });
 }
@@ -269,11 +254,11 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
   if (vectors > 8 * 2 && vectors <= 8 * kThree) return launch<N, T, P, kThree, 8, kSmall>(a, kSmall, stream);
   if (vectors <= 16 * kFew) return launch<N, T, P, kFew, 16, kSmall>(a, kSmall, stream);
   if (vectors <= 16 * kThree) return launch<N, T, P, kThree, 16, kSmall>(a, kSmall, stream);
-  if (vectors > 32 * kFew && vectors <= 32 * kThree) return launch<N, T, P, kThree, 32, kSmall>(a, kSmall, stream);
+  if (vectors > 32 * kFew && vectors <= kMostOfWarp) return launch<N, T, P, kThree, 32, kSmall>(a, kSmall, stream);
   if (vectors > 64 * kFew && vectors <= 256 * kMany && vectors % (3 * kWarp) == 0 && vectors % (4 * kWarp) != 0)
     return launch<N, T, P, kThree, 0, 512>(a, threads(kThree), stream);
   if (vectors <= 32 * kFew) return launch<N, T, P, kFew, 32, kSmall>(a, kSmall, stream);
-  if (vectors <= 64 * kFew) return launch<N, T, P, kFew, 0, 64>(a, threads(kFew), stream);
+  if (vectors <= kMostOfTwo) return launch<N, T, P, kFew, 0, 64>(a, threads(kFew), stream);
   if constexpr (sizeof(T) < 8 && sizeof(P) == sizeof(T)) {
     // Of an rms norm the parameters find room in registers too, those of half as many threads again.
     if constexpr (N == Norm::rms)
@@ -302,6 +287,7 @@ int norm_forward(const NormForward& a, void* stream_handle) {
   if (held_takes(a)) return norm_forward_held(a, stream_handle);
   if (ring_takes(a)) return norm_forward_ring(a, stream_handle);
   if (ragged_takes(a)) return norm_forward_ragged(a, stream_handle);
+  if (pairs_takes(a)) return norm_forward_pairs(a, stream_handle);
   if (twice_takes(a)) return norm_forward_twice(a, stream_handle);
   auto stream = static_cast<cudaStream_t>(stream_handle);
   return dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {

@@ -10,6 +10,18 @@ namespace fastops::FASTOPS_ARCH {
 bool ragged_takes(const NormForward& a);
 int norm_forward_ragged(const NormForward& a, void* stream);
 
+// Many rows of two warps each without a residual.
+bool pairs_takes(const NormForward& a);
+int norm_forward_pairs(const NormForward& a, void* stream);
+
+// The vectors of a row that a warp has, three a lane, and two warps.
+constexpr int64_t kMostOfWarp = 3 * kWarp, kMostOfTwo = kVectors * 2 * kWarp;
+
+// Whether a card has rows of so many threads each at once, where a multiprocessor takes `resident` of them.
+inline bool all_at_once(int64_t rows, int64_t threads, int64_t resident) {
+  return rows <= resident / threads * multiprocessors();
+}
+
 constexpr int64_t kMostBlocks = INT32_MAX;  // of a launch
 
 // Blocks that are to fit a multiprocessor at once, of so many threads in all where it takes them.

@@ -435,7 +435,7 @@ def test_changing_the_sum_in_place_is_noticed(added: Any, norm: Any, parameters:
 
 @every_added
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("n", [1024, 65536])
+@pytest.mark.parametrize("n", [512, 1024, 65536])
 def test_large_outputs_have_the_bits_of_small_ones(
     added: Any, norm: Any, parameters: int, dtype: torch.dtype, n: int, device: torch.device
 ) -> None:
@@ -448,7 +448,9 @@ def test_large_outputs_have_the_bits_of_small_ones(
     def results(at: slice) -> list[Tensor]:
         leaf = x[at].clone().requires_grad_()
         out, total = added(leaf, r[at], (n,), *affine)
-        return [out, total, *torch.autograd.grad((out, total), leaf, (g[at], r[at]))]
+        plain = norm(leaf, (n,), *affine)
+        grads = (*torch.autograd.grad((out, total), leaf, (g[at], r[at])), *torch.autograd.grad(plain, leaf, g[at]))
+        return [out, total, plain, *grads]
 
     everything = results(slice(None))
     for at in (slice(0, 1), slice(1, 4), slice(rows - 3, rows)):

@@ -75,7 +75,28 @@ def test_a_rows_bits_do_not_depend_on_where_it_lies(
 @every_added
 @pytest.mark.parametrize(
     "n",
-    [61, 403, 768, 769, 1000, 1024, 1500, 1536, 3001, 4096, 4608, 5000, 5003, 9216, 12288, 16380, 16384, 20480, 32760],
+    [
+        61,
+        403,
+        512,
+        768,
+        769,
+        1000,
+        1024,
+        1500,
+        1536,
+        3001,
+        4096,
+        4608,
+        5000,
+        5003,
+        9216,
+        12288,
+        16380,
+        16384,
+        20480,
+        32760,
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_rows_bits_do_not_depend_on_how_many_there_are(
@@ -84,7 +105,7 @@ def test_a_rows_bits_do_not_depend_on_how_many_there_are(
     """Not where few rows, or all that the card takes at once, have a kernel of their own either; parameters in both
     dtypes that they may have.
     """
-    x, r, affine = inputs(Make(device, dtype), parameters, rows=1100, n=n)
+    x, r, affine = inputs(Make(device, dtype), parameters, rows=5001 if n <= 1024 else 1100, n=n)
     for given in (affine, [p.float() for p in affine]):
         outputs = (*added(x, r, (n,), *given), norm(x, (n,), *given))
         for rows in (1, 100, 140, 250, 1000):
