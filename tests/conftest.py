@@ -17,6 +17,13 @@ NO_CUDA = fastops.capabilities().no_gpu or (
 )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        fixtures, parameters = getattr(item, "fixturenames", ()), getattr(getattr(item, "callspec", None), "params", {})
+        if "cuda" in fixtures or parameters.get("device") == "cuda":
+            item.add_marker("cuda")
+
+
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
     """Dtypes by their short names, cases and samples by theirs."""
     if isinstance(val, torch.dtype):
