@@ -1,7 +1,6 @@
 #pragma once
-// How kernels are launched: early, by programmatic dependent launch, where the card has it. Their blocks come
-// onto the card while the kernel before them in the stream ends, which hides the launch. PTX ISA, "griddepcontrol". Two
-// rules go with it:
+// How kernels are launched: early, by programmatic dependent launch, where the card has it. Their blocks come onto the card
+// while the kernel before them in the stream ends, which hides the launch. PTX ISA, "griddepcontrol". Two rules go with it:
 //
 // 1. A kernel begins with wait_for_earlier_kernels(), in every thread, before it touches global memory and before any
 //    return: what it reads and writes may belong to any kernel before it, and whoever waits for it waits for those too.

@@ -34,7 +34,7 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   using A = accumulate_t<T>;
   constexpr int W = kVector<T>, kTeamRows = Lanes ? Threads / Lanes : 1;
   constexpr bool Early = F != Fetch::late;
-  const int team = Lanes ? Lanes : Threads == 64 ? 64 : static_cast<int>(blockDim.x);  // 64: always all
+  const int team = Lanes ? Lanes : Threads == 64 ? 64 : static_cast<int>(blockDim.x);  // of 64 none is missing
   const int thread = Lanes ? threadIdx.x % Lanes : threadIdx.x;
   const int n = static_cast<int>(a.n), vectors = n / W;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kTeamRows + (Lanes ? threadIdx.x / Lanes : 0);

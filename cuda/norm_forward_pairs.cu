@@ -115,8 +115,8 @@ __global__ void __launch_bounds__(kTeam, resident_blocks(kTeam, kResident<T, P>)
 // ---- host ------------------------------------------------------------------------------------------------------------
 
 bool pairs_takes(const NormForward& a) {
-  const int64_t vectors = a.n * size_of(a.dtype) / 16;
-  return !a.residual && a.n * size_of(a.dtype) % 16 == 0 && vectors > kMostOfWarp && vectors <= kMostOfTwo &&
+  const int64_t bytes = a.n * size_of(a.dtype), vectors = bytes / 16;
+  return !a.residual && bytes % 16 == 0 && vectors > kMostOfWarp && vectors <= kMostOfTwo &&
          !all_at_once(a.rows, kTeam, kSingly);
 }
 

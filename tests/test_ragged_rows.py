@@ -41,6 +41,8 @@ RAGGED = (
     4099,
 )
 RAGGED_LONG = (5003, 8191, 16383, 16390, 20001)
+# Of whole 16 bytes, for each kernel that has many rows or few.
+WHOLE = (512, 768, 1000, 1024, 1536, 4096, 4608, 5000, 9216, 12288, 16380, 16384, 20480, 32760)
 
 
 @every_added
@@ -73,31 +75,7 @@ def test_a_rows_bits_do_not_depend_on_where_it_lies(
 
 
 @every_added
-@pytest.mark.parametrize(
-    "n",
-    [
-        61,
-        403,
-        512,
-        768,
-        769,
-        1000,
-        1024,
-        1500,
-        1536,
-        3001,
-        4096,
-        4608,
-        5000,
-        5003,
-        9216,
-        12288,
-        16380,
-        16384,
-        20480,
-        32760,
-    ],
-)
+@pytest.mark.parametrize("n", [61, 403, 769, 1500, 3001, 5003, *WHOLE])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_rows_bits_do_not_depend_on_how_many_there_are(
     added: Any, norm: Any, parameters: int, dtype: torch.dtype, n: int, device: torch.device
