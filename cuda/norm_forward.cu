@@ -25,7 +25,7 @@ constexpr int resident_threads() {
   if (sizeof(P) != sizeof(T)) return 1024;
   if (F == Fetch::late) return !kNarrow ? 1024 : Threads <= 256 ? 1280 : Threads == 384 ? 1152 : 1024;
   if (Vectors > kVectors) return 1024;
-  return N == Norm::rms && Threads == 512 ? 1536 : 1280;
+  return N == Norm::rms && Threads == 512 ? 1536 : kShortThreads;
 }
 
 // Lanes: those of a row; 0: the block.
@@ -43,22 +43,16 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   const int64_t source = live ? row : a.rows - 1;
   const T* input = a.input + source * a.input_stride;
 
-  // A thread without a vector takes the last one along and leaves it out of the sums: no branch parts the vectors.
+  const Places<Vectors> mine(vectors, team, thread);
   Vector<T, W> x[Vectors];
-  int at[Vectors];
-  bool own[Vectors];
 #pragma unroll
-  for (int g = 0; g < Vectors; ++g) {
-    own[g] = g * team + thread < vectors;
-    at[g] = min(g * team + thread, vectors - 1);
-    x[g] = reinterpret_cast<const Vector<T, W>*>(input)[at[g]];
-  }
+  for (int g = 0; g < Vectors; ++g) x[g] = reinterpret_cast<const Vector<T, W>*>(input)[mine.at[g]];
   T first = N == Norm::layer ? *input : T{};
   Vector<P, W> w[Early ? Vectors : 1], b[Early ? Vectors : 1];
   auto fetch_parameters = [&](int g) {
     const Parameter<P> weight = weight_or_one(a.weight), bias = bias_or_zero(a.bias);
-    w[Early ? g : 0] = weight.template vector<W>(at[g]);
-    if constexpr (N == Norm::layer) b[Early ? g : 0] = bias.template vector<W>(at[g]);
+    w[Early ? g : 0] = weight.template vector<W>(mine.at[g]);
+    if constexpr (N == Norm::layer) b[Early ? g : 0] = bias.template vector<W>(mine.at[g]);
   };
   if constexpr (Early) {
 #pragma unroll
@@ -68,12 +62,12 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
     const T* residual = a.residual + source * a.residual_stride;
     Vector<T, W> r[Vectors];
 #pragma unroll
-    for (int g = 0; g < Vectors; ++g) r[g] = reinterpret_cast<const Vector<T, W>*>(residual)[at[g]];
+    for (int g = 0; g < Vectors; ++g) r[g] = reinterpret_cast<const Vector<T, W>*>(residual)[mine.at[g]];
     if constexpr (N == Norm::layer) first = rounded_sum(first, *residual);
 #pragma unroll
     for (int g = 0; g < Vectors; ++g) {
       x[g] = rounded_sum(x[g], r[g]);
-      if (live && own[g]) reinterpret_cast<Vector<T, W>*>(a.sum + row * a.n)[at[g]] = x[g];
+      if (live && mine.own[g]) reinterpret_cast<Vector<T, W>*>(a.sum + row * a.n)[mine.at[g]] = x[g];
     }
   }
 
@@ -94,7 +88,7 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
       A(&c)[W] = d[Early ? g : 0];
       device::widen(x[g], c);
       const A part = tree_sum<W>(c) * a.scale;
-      total.at[0] += own[g] ? part : A(0);
+      total.at[0] += mine.own[g] ? part : A(0);
     }
     sum_up(total, total_scratch);
     const PartMean<A> mean = part_mean<T>(total.at[0], device::widen(first), A(n), a.inverse_n, a.scale, a.unscale);
@@ -105,7 +99,7 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
       if constexpr (!Early) device::widen(x[g], c);
 #pragma unroll
       for (int k = 0; k < W; ++k) c[k] -= mean.mean;
-      add_distances<T>(sums, own[g], c);
+      add_distances<T>(sums, mine.own[g], c);
     }
     sum_up(sums, scratch);
     moments = moments_about<T>(mean, sums, A(n), a.inverse_n);
@@ -117,7 +111,7 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
       A(&c)[W] = d[Early ? g : 0];
       device::widen(x[g], c);
       const A part = square_sum<W>(c);
-      squares.at[0] += own[g] ? part : A(0);
+      squares.at[0] += mine.own[g] ? part : A(0);
     }
     sum_up(squares, scratch);
     moments.squares = squares.at[0];
@@ -138,7 +132,7 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
       }
     }
     scale<N, P, W, A>(c, scaled, w[Early ? g : 0], b[Early ? g : 0], a.offset);
-    if (own[g]) reinterpret_cast<Vector<T, W>*>(output)[at[g]] = device::narrow_all<T>(c);
+    if (mine.own[g]) reinterpret_cast<Vector<T, W>*>(output)[mine.at[g]] = device::narrow_all<T>(c);
   }
 }
 
@@ -255,7 +249,7 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
   if (vectors <= 16 * kFew) return launch<N, T, P, kFew, 16, kSmall>(a, kSmall, stream);
   if (vectors <= 16 * kThree) return launch<N, T, P, kThree, 16, kSmall>(a, kSmall, stream);
   if (vectors > 32 * kFew && vectors <= kMostOfWarp) return launch<N, T, P, kThree, 32, kSmall>(a, kSmall, stream);
-  if (vectors > 64 * kFew && vectors <= 256 * kMany && vectors % (3 * kWarp) == 0 && vectors % (4 * kWarp) != 0)
+  if (vectors > kMostOfTwo && vectors <= 256 * kMany && vectors % (3 * kWarp) == 0 && vectors % (4 * kWarp) != 0)
     return launch<N, T, P, kThree, 0, 512>(a, threads(kThree), stream);
   if (vectors <= 32 * kFew) return launch<N, T, P, kFew, 32, kSmall>(a, kSmall, stream);
   if (vectors <= kMostOfTwo) return launch<N, T, P, kFew, 0, 64>(a, threads(kFew), stream);

@@ -14,8 +14,9 @@ int norm_forward_ragged(const NormForward& a, void* stream);
 bool pairs_takes(const NormForward& a);
 int norm_forward_pairs(const NormForward& a, void* stream);
 
-// The vectors of a row that a warp has, three a lane, and two warps.
+// The vectors of a row that a warp has, three a lane, and two warps; the threads of a multiprocessor that have short rows.
 constexpr int64_t kMostOfWarp = 3 * kWarp, kMostOfTwo = kVectors * 2 * kWarp;
+constexpr int kShortThreads = 1280;
 
 // Whether a card has rows of so many threads each at once, where a multiprocessor takes `resident` of them.
 inline bool all_at_once(int64_t rows, int64_t threads, int64_t resident) {
@@ -134,6 +135,22 @@ int dispatch_long(const NormForward& a, F f) {
     });
   });
 }
+
+// Which vectors of a row a thread of the team has. Without one it takes the last along and leaves it out of the sums: no
+// branch parts the vectors.
+template <int Vectors>
+struct Places {
+  int at[Vectors];
+  bool own[Vectors];
+
+  __device__ Places(int vectors, int team, int thread) {
+#pragma unroll
+    for (int g = 0; g < Vectors; ++g) {
+      own[g] = g * team + thread < vectors;
+      at[g] = min(g * team + thread, vectors - 1);
+    }
+  }
+};
 
 template <class T>
 __device__ inline T rounded_sum(T a, T b) {

@@ -1,6 +1,6 @@
 // The forward of norms over many rows of two warps each, two vectors a thread, without a residual: a block takes two rows. It
-// widens parameters once for both and sums both in one exchange, and half as many blocks start. Few rows, and those with a
-// residual, go one by one to as many threads (norm_forward.cu), so that a row's bits are the same.
+// widens parameters once for both and sums both in the same exchanges, and half as many blocks start. Few rows, and those with
+// a residual, go one by one to as many threads (norm_forward.cu), so that a row's bits are the same.
 #include "norm_forward.cuh"
 
 #include "dependent.cuh"
@@ -9,8 +9,7 @@ namespace fastops::FASTOPS_ARCH {
 namespace {
 
 constexpr int kTeam = 2 * kWarp, kRows = 2;
-constexpr int kSingly = 1280;  // threads of a multiprocessor that take rows one by one
-// And here, as many as their registers allow.
+// Threads of a multiprocessor, as many as their registers allow.
 template <class T, class P>
 constexpr int kResident = sizeof(P) == sizeof(T) ? 896 : 768;
 
@@ -24,31 +23,24 @@ __global__ void __launch_bounds__(kTeam, resident_blocks(kTeam, kResident<T, P>)
   let_next_kernel_start();
   const int thread = threadIdx.x, n = static_cast<int>(a.n), vectors = n / W;
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kRows;
-  auto live = [&](int r) { return begin + r < a.rows; };
+  auto live = [&](int r) { return begin + r < a.rows; };  // a block with one row takes that twice
 
-  // A thread without a vector takes the last one along and leaves it out of the sums, a block with one row takes that twice.
-  int at[kVectors];
-  bool own[kVectors];
-#pragma unroll
-  for (int g = 0; g < kVectors; ++g) {
-    own[g] = g * kTeam + thread < vectors;
-    at[g] = min(g * kTeam + thread, vectors - 1);
-  }
+  const Places<kVectors> mine(vectors, kTeam, thread);
   Row x[kRows][kVectors];
   T first[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const T* input = a.input + (live(r) ? begin + r : begin) * a.input_stride;
 #pragma unroll
-    for (int g = 0; g < kVectors; ++g) x[r][g] = reinterpret_cast<const Row*>(input)[at[g]];
+    for (int g = 0; g < kVectors; ++g) x[r][g] = reinterpret_cast<const Row*>(input)[mine.at[g]];
     first[r] = N == Norm::layer ? *input : T{};
   }
   Vector<P, W> w[kVectors], b[kVectors];
   const Parameter<P> weight = weight_or_one(a.weight), bias = bias_or_zero(a.bias);
 #pragma unroll
   for (int g = 0; g < kVectors; ++g) {
-    w[g] = weight.template vector<W>(at[g]);
-    if constexpr (N == Norm::layer) b[g] = bias.template vector<W>(at[g]);
+    w[g] = weight.template vector<W>(mine.at[g]);
+    if constexpr (N == Norm::layer) b[g] = bias.template vector<W>(mine.at[g]);
   }
 
   A d[kRows][kVectors][W];  // elements, then distances from the mean
@@ -67,7 +59,7 @@ __global__ void __launch_bounds__(kTeam, resident_blocks(kTeam, kResident<T, P>)
   each_vector([&](int r, int g, A(&c)[W]) {
     device::widen(x[r][g], c);
     const A part = N == Norm::layer ? tree_sum<W>(c) * a.scale : square_sum<W>(c);
-    totals.at[r] += own[g] ? part : A(0);
+    totals.at[r] += mine.own[g] ? part : A(0);
   });
   sum_up(totals, scratch);
   if constexpr (N == Norm::layer) {
@@ -80,7 +72,7 @@ __global__ void __launch_bounds__(kTeam, resident_blocks(kTeam, kResident<T, P>)
     each_vector([&](int r, int g, A(&c)[W]) {
 #pragma unroll
       for (int k = 0; k < W; ++k) c[k] -= mean[r].mean;
-      add_distances<T>(distances[r], own[g], c);
+      add_distances<T>(distances[r], mine.own[g], c);
     });
     Sums<A, kRows * D> all;
 #pragma unroll
@@ -106,7 +98,8 @@ __global__ void __launch_bounds__(kTeam, resident_blocks(kTeam, kResident<T, P>)
     for (int r = 0; r < kRows; ++r) {
       A(&c)[W] = d[r][g];
       scale<N, P, W, A>(c, scaled[r], w[g], b[g], a.offset);
-      if (own[g] && live(r)) reinterpret_cast<Row*>(a.output + (begin + r) * n)[at[g]] = device::narrow_all<T>(c);
+      if (mine.own[g] && live(r))
+        reinterpret_cast<Row*>(a.output + (begin + r) * n)[mine.at[g]] = device::narrow_all<T>(c);
     }
 }
 
@@ -117,7 +110,7 @@ __global__ void __launch_bounds__(kTeam, resident_blocks(kTeam, kResident<T, P>)
 bool pairs_takes(const NormForward& a) {
   const int64_t bytes = a.n * size_of(a.dtype), vectors = bytes / 16;
   return !a.residual && bytes % 16 == 0 && vectors > kMostOfWarp && vectors <= kMostOfTwo &&
-         !all_at_once(a.rows, kTeam, kSingly);
+         !all_at_once(a.rows, kTeam, kShortThreads);
 }
 
 int norm_forward_pairs(const NormForward& args, void* stream_handle) {

@@ -19,8 +19,7 @@ NO_CUDA = fastops.capabilities().no_gpu or (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        fixtures, parameters = getattr(item, "fixturenames", ()), getattr(getattr(item, "callspec", None), "params", {})
-        if "cuda" in fixtures or parameters.get("device") == "cuda":
+        if "cuda" in getattr(item, "fixturenames", ()):
             item.add_marker("cuda")
 
 
@@ -32,7 +31,10 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
     return name if isinstance(name, str) else None
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.skipif(bool(NO_CUDA), reason=NO_CUDA))])
+ON_CUDA = (pytest.mark.cuda, pytest.mark.skipif(bool(NO_CUDA), reason=NO_CUDA))
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=ON_CUDA)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """The CPU, and the first GPU where there is one for our kernels."""
     return torch.device(request.param)
