@@ -1,8 +1,8 @@
 // The forward of the norms; formulas in kernels/norm.h. A row's input is read once and held in registers, packed, through
 // the passes over it: the mean, the sums of the distances from it and of their squares, the output. Many rows of two warps go
-// to norm_forward_pairs.cu. Of the rows of 32 to 64 KB some go to norm_forward_twice.cu and norm_forward_held.cu, others and
-// all longer ones to norm_forward_ring.cu where the card has clusters, else they are read three times. Rows whose bytes are no
-// multiple of 16 go to norm_forward_ragged.cu, unless they are too long for it.
+// to norm_forward_pairs.cu. Of the rows of 32 to 64 KB some go to norm_forward_twice.cu and norm_forward_held.cu, of longer ones
+// some to norm_forward_cluster.cu, the others of both to norm_forward_ring.cu where the card has clusters, else they are read
+// three times. Rows whose bytes are no multiple of 16 go to norm_forward_ragged.cu, unless they are too long for it.
 #include "norm_forward.cuh"
 #include "norm_ring.cuh"
 
@@ -278,6 +278,7 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
 }  // namespace
 
 int norm_forward(const NormForward& a, void* stream_handle) {
+  if (cluster_takes(a)) return norm_forward_cluster(a, stream_handle);
   if (held_takes(a)) return norm_forward_held(a, stream_handle);
   if (ring_takes(a)) return norm_forward_ring(a, stream_handle);
   if (ragged_takes(a)) return norm_forward_ragged(a, stream_handle);

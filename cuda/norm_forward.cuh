@@ -60,6 +60,10 @@ int norm_forward_twice(const NormForward& a, void* stream);
 bool held_takes(const NormForward& a);
 int norm_forward_held(const NormForward& a, void* stream);
 
+// Rows of more than 64 KB, each with a cluster of its own.
+bool cluster_takes(const NormForward& a);
+int norm_forward_cluster(const NormForward& a, void* stream);
+
 // Of the ring: a block's threads, and a thread's vectors, with which a block has 64 KB of a row, or of input and residual.
 constexpr int kRingThreads = 512;
 template <bool Residual>

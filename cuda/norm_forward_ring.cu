@@ -1,6 +1,5 @@
 // The forward of the norms for rows that are too long for registers; see norm_ring.cuh.
-#include "norm_forward.cuh"
-#include "norm_ring.cuh"
+#include "norm_forward_cluster.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
@@ -8,12 +7,7 @@ namespace {
 template <Norm N, class T, class P, bool Residual>
 constexpr bool share_bias = N == Norm::layer && !Residual && sizeof(P) == sizeof(T);
 
-constexpr int kMostBlocksOfRow = 16;
 constexpr int kRingWarps = kRingThreads / kWarp;
-
-// What a warp tells about its part of a row.
-template <Norm N>
-using Told = std::conditional_t<N == Norm::layer, Moments<float>, float>;
 
 template <Norm N, class T, class P, bool Residual>
 __global__ void __launch_bounds__(kRingThreads)
@@ -104,42 +98,19 @@ __global__ void __launch_bounds__(kRingThreads)
       }
     };
 
-    Told<N> own;
     if constexpr (!kHoldRow) asm volatile("" ::: "memory");  // else biases are fetched before there is room for them
-    if constexpr (N == Norm::layer) {
-      own = warp_moments<W>(a, vectors, count, inverse, each_vector);
-    } else {
-      Sums<float, 1> squares = {};
-      each_vector([&](int, int i, float (&d)[W]) {
-        const float part_squares = square_sum<W>(d);
-        squares.at[0] += i < vectors ? part_squares : 0.0f;
-      });
-      lane_sum<kWarp>(squares);
-      own = squares.at[0];
-    }
-
-    // Every warp tells every block of the cluster.
+    const Told<N> own = told_by_warp<N, W>(a, vectors, count, inverse, each_vector);
     if (cluster == 1) {
       if (lane == 0) parts[turn][warp] = own;
       __syncthreads();
     } else {
-      if (thread == 0) device::barrier_expect(&told[turn], cluster * kRingWarps * sizeof(own));
-      if (lane < cluster) device::send(&parts[turn][part.rank * kRingWarps + warp], &told[turn], lane, own);
-      device::barrier_wait_cluster(&told[turn], turns >> 1 & 1);
+      tell_cluster(own, parts[turn], &told[turn], turns >> 1 & 1, cluster, part.rank, kRingWarps);
     }
     ++turns;
     // All threads have the row in registers, or have left the one before.
     if (kHoldRow && thread == 0) fetch(row + stages * step, slot);
     if (!kHoldRow && thread == 0 && row != first_row) fetch(row + (stages - 1) * step, slot ? slot - 1 : stages - 1);
-    Moments<float> moments = {};
-    if constexpr (N == Norm::layer) {
-      moments = merged(parts[turn], cluster * kRingWarps, static_cast<float>(a.n), a.inverse_n);
-    } else {
-      Sums<float, 1> squares = {};
-      for (int k = lane; k < cluster * kRingWarps; k += kWarp) squares.at[0] += parts[turn][k];
-      lane_sum<kWarp>(squares);
-      moments.squares = squares.at[0];
-    }
+    const Moments<float> moments = moments_told<N>(a, parts[turn], cluster * kRingWarps);
     const Scale<float> scaled = scale_of<N>(a, moments, row, thread == 0 && part.rank == 0);
 
     Row* output = reinterpret_cast<Row*>(a.output + row * a.n) + part.begin;

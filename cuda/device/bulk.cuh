@@ -1,6 +1,7 @@
 #pragma once
-// Bulk copies into shared memory, the barriers they report to, and thread-block clusters: what compute capability 9.0
-// brought. Every function needs __CUDA_ARCH__ >= 900. PTX ISA, "mbarrier", "cp.async.bulk", "st.async".
+// Copies into shared memory by a thread or in bulk, the barriers that the latter report to, and thread-block clusters: all
+// but the first came with compute capability 9.0. Every function needs __CUDA_ARCH__ >= 900. PTX ISA, "cp.async",
+// "mbarrier", "cp.async.bulk", "st.async".
 #include "types.cuh"
 
 namespace fastops {
@@ -60,6 +61,14 @@ __device__ inline void bulk_copy(void* shared, const void* global, unsigned byte
                "l"(global), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
+
+// 16 bytes, or zeros in their place; there once this thread's wait_for_copies() is over.
+__device__ inline void copy_async(void* shared, const void* global, bool copied) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+               "r"(copied ? 16 : 0)
+               : "memory");
+}
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 __device__ inline int cluster_rank() {
   unsigned rank;
