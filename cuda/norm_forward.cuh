@@ -56,11 +56,11 @@ inline bool is_long(const NormForward& a) {
 bool twice_takes(const NormForward& a);
 int norm_forward_twice(const NormForward& a, void* stream);
 
-// Such rows of a layer norm with a residual, held and summed as a cluster of two blocks does: many, or all.
+// Such rows of a layer norm with a residual, held and summed as the ring's cluster of two blocks does: many, or all.
 bool held_takes(const NormForward& a);
 int norm_forward_held(const NormForward& a, void* stream);
 
-// Rows of more than 64 KB, each with a cluster of its own.
+// Rows of more than 32 KB, of an rms norm of more than 64, each with a cluster of its own.
 bool cluster_takes(const NormForward& a);
 int norm_forward_cluster(const NormForward& a, void* stream);
 

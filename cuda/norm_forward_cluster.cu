@@ -1,111 +1,165 @@
-// The forward of norms over rows of more than 64 KB, each spread over the blocks of a cluster of its own: rms norms of the half
-// types, and float32 with a residual, whose parameters find room in registers. Two clusters' blocks share a multiprocessor, so
-// that one row is on its way while another is summed; the row waits in shared memory, where each thread has its own vectors.
+// The forward of the norms over long rows, each spread over the blocks of a cluster of its own. Several small blocks share a
+// multiprocessor, so that the rows of some are on their way while others are summed. A thread copies its own vectors into
+// shared memory, asynchronously, and needs no barrier for them. The weight has room of its own there, a bias that of the
+// residual or, without one, of the row, once they have been read.
 #include "norm_forward_cluster.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-constexpr int kTeam = 256, kTeamWarps = kTeam / kWarp, kThreadVectors = 8;
+constexpr int kThreadVectors = 8, kTeam = 128,
+              kWideTeam = 256;  // wide: for rows that sixteen blocks of kTeam cannot take
 
-template <Norm N, class T, bool Residual>
-constexpr bool kMade = sizeof(T) == 2 ? N == Norm::rms : sizeof(T) == 4 && Residual;
+// Whether a thread holds its part of the row, so that the bias gets the room.
+template <Norm N, bool Residual>
+constexpr bool kHold = N == Norm::layer && !Residual;
 
-template <Norm N, class T, class P, bool Residual>
-__global__ void __launch_bounds__(kTeam, 2)
-    forward_cluster_kernel(const __grid_constant__ Forward<T, P> a, int cluster) {
+// For each of a block's vectors: the row, the residual, a parameter.
+template <bool Residual>
+constexpr int kSlots = Residual ? 3 : 2;
+
+// As many blocks a multiprocessor as 192 KB of shared memory are for; halves that are held need registers beside.
+template <Norm N, class T, bool Residual, int Team>
+constexpr int kResident =
+    kHold<N, Residual> && sizeof(T) == 2 ? 5 : 192 * 1024 / (kSlots<Residual> * kThreadVectors * Team * 16);
+
+template <Norm N, class T, bool Residual, int Team>
+__global__ void __launch_bounds__(Team, kResident<N, T, Residual, Team>)
+    forward_cluster_kernel(const __grid_constant__ Forward<T, T> a, int cluster, int most) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int W = kVector<T>, V = kThreadVectors;
+  constexpr int W = kVector<T>, V = kThreadVectors, kVectorsOfBlock = V * Team, kWarps = Team / kWarp;
   using Row = Vector<T, W>;
-  extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ device::Barrier told[1];
-  __shared__ Told<N> parts[kMostBlocksOfRow * kTeamWarps];
-  ring_begin(nullptr, 0, told, cluster);
+  extern __shared__ __align__(128) unsigned char shared[];  // asynchronous copies to other places are slower
+  __shared__ device::Barrier told;
+  __shared__ Told<N> parts[kMostBlocksOfRow * kWarps];
+  const int thread = threadIdx.x, warp = thread / kWarp;
+  if (thread == 0) {
+    device::barrier_init(&told);
+    device::barrier_init_fence();
+  }
+  device::cluster_arrive_relaxed();
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  const int thread = threadIdx.x;
-  const int64_t row = blockIdx.x / cluster;
-  const RingPart part(static_cast<int>(a.n / W), cluster);
-  const int vectors = part.vectors;
-  auto own = [&](int g) { return g * kTeam + thread < vectors; };
-  auto at = [&](int g) { return part.begin + min(g * kTeam + thread, vectors - 1); };
 
-  // A thread without a vector has zeros in its place.
-  Row *x = reinterpret_cast<Row*>(shared) + thread, *residuals = x + V * kTeam;
-  const Row* input = reinterpret_cast<const Row*>(a.input + row * a.input_stride);
-  const Row* residual = reinterpret_cast<const Row*>(a.residual + row * a.residual_stride);
+  // This block's part of the row: `vectors`, of which the thread has its first, and every Team-th from there on.
+  const int64_t row = device::cluster_number();
+  const int rank = device::cluster_rank(), vectors = min(most, static_cast<int>(a.n / W) - rank * most);
+  const int64_t first = int64_t{rank} * most + thread;
+  auto own = [&](int g) { return g * Team + thread < vectors; };
+  // No thread has such a vector. An rms norm waits for memory, and is not faster without.
+  auto left_out = [&](int g) { return N == Norm::layer && g * Team >= vectors; };
+  const Row* input = reinterpret_cast<const Row*>(a.input + row * a.input_stride) + first;
+  const Row* residual = reinterpret_cast<const Row*>(a.residual + row * a.residual_stride) + first;
+  Row* sum = reinterpret_cast<Row*>(a.sum + row * a.n) + first;
+  Row* output = reinterpret_cast<Row*>(a.output + row * a.n) + first;
+  Row *x = reinterpret_cast<Row*>(shared) + thread, *residuals = x + kVectorsOfBlock;
+  Row *weights = x + (kSlots<Residual> - 1) * kVectorsOfBlock, *biases = Residual ? residuals : x;
+
+  auto fetch_parameter = [&](Row* to, const Parameter<T>& parameter) {
+    const Row* from = parameter.template place<W>(first);
+    const int step = parameter.step * Team;
+#pragma unroll
+    for (int g = 0; g < V; ++g) device::copy_async(to + g * Team, from + g * step, own(g));
+    device::commit_copies();
+  };
+  // Where the thread has no vector, zeros come in its place.
 #pragma unroll
   for (int g = 0; g < V; ++g) {
-    device::copy_async(x + g * kTeam, input + at(g), own(g));
-    if constexpr (Residual) device::copy_async(residuals + g * kTeam, residual + at(g), own(g));
+    device::copy_async(x + g * Team, input + g * Team, own(g));
+    if constexpr (Residual) device::copy_async(residuals + g * Team, residual + g * Team, own(g));
+    device::commit_copies();
   }
-  Vector<P, W> w[V], b[N == Norm::layer ? V : 1];
-#pragma unroll
-  for (int g = 0; g < V; ++g) {
-    w[g] = weight_or_one(a.weight).template vector<W>(at(g));
-    if constexpr (N == Norm::layer) b[g] = bias_or_zero(a.bias).template vector<W>(at(g));
-  }
-  device::wait_for_copies();
-  if constexpr (Residual) {
-    auto* sum = reinterpret_cast<Row*>(a.sum + row * a.n);
-#pragma unroll
-    for (int g = 0; g < V; ++g) {
-      x[g * kTeam] = rounded_sum(x[g * kTeam], residuals[g * kTeam]);
-      if (own(g)) sum[at(g)] = x[g * kTeam];
+  fetch_parameter(weights, weight_or_one(a.weight));
+
+  Row held[kHold<N, Residual> ? V : 1];
+  auto arrive = [&](int g) {
+    device::wait_for_copies_but(V - g);  // the later vectors' and the weight's
+    Row v = x[g * Team];
+    if constexpr (Residual) {
+      v = rounded_sum(v, residuals[g * Team]);
+      if (own(g)) sum[g * Team] = v;
+      x[g * Team] = v;
     }
-  }
-  auto each_vector = [&](auto f) {
-#pragma unroll
-    for (int g = 0; g < V; ++g) {
-      float d[W];
-      device::widen(x[g * kTeam], d);
-      f(g, g * kTeam + thread, d);
+    if constexpr (kHold<N, Residual>) held[g] = v;
+  };
+  auto widened = [&](int g, float (&d)[W]) {
+    if constexpr (kHold<N, Residual>) {
+      device::widen(held[g], d);
+      device::hold_narrow(held[g]);
+    } else {
+      const Row v = x[g * Team];
+      device::widen(v, d);
     }
   };
-
-  const int warp = thread / kWarp;
-  const float count = N == Norm::layer ? warp_elements<W, V>(vectors, kTeam, warp) : 0;
+  bool arrived = false;
+  auto each_vector = [&](auto f) {
+    // What has gone into a sum has left its room.
+    if (N == Norm::layer && arrived) fetch_parameter(biases, bias_or_zero(a.bias));
+#pragma unroll
+    for (int g = 0; g < V; ++g) {
+      if (left_out(g)) break;
+      if (!arrived) arrive(g);
+      float d[W];
+      widened(g, d);
+      f(g, g * Team + thread, d);
+    }
+    arrived = true;
+  };
+  const float count = N == Norm::layer ? warp_elements<W, V>(vectors, Team, warp) : 0;
   const Told<N> of_warp = told_by_warp<N, W>(a, vectors, count, device::short_reciprocal(fmaxf(count, 1)), each_vector);
-  ring_meet(cluster);
-  tell_cluster(of_warp, parts, told, 0, cluster, part.rank, kTeamWarps);
-  const Moments<float> moments = moments_told<N>(a, parts, cluster * kTeamWarps);
-  const Scale<float> scaled = scale_of<N>(a, moments, row, thread == 0 && part.rank == 0);
+  device::cluster_wait();
+  tell_cluster(of_warp, parts, &told, 0, cluster, rank, kWarps);
+  const Moments<float> moments = moments_told<N>(a, parts, cluster * kWarps);
+  const Scale<float> scaled = scale_of<N>(a, moments, row, thread == 0 && rank == 0);
 
-  auto* output = reinterpret_cast<Row*>(a.output + row * a.n);
-  asm volatile("" ::: "memory");  // read the row again, rather than hold it beside the parameters
-  each_vector([&](int g, int, float (&d)[W]) {
+  device::wait_for_copies_but(0);
+#pragma unroll
+  for (int g = 0; g < V; ++g) {
+    if (left_out(g)) break;
+    float d[W];
+    widened(g, d);
     if constexpr (N == Norm::layer) {
 #pragma unroll
       for (int k = 0; k < W; ++k) d[k] -= moments.mean;
     }
-    device::hold_narrow(w[g]);
-    scale<N, P, W, float>(d, scaled, w[g], b[N == Norm::layer ? g : 0], a.offset);
-    if (own(g)) output[at(g)] = device::narrow_all<T>(d);
-  });
+    const Row weight = weights[g * Team], bias = biases[N == Norm::layer ? g * Team : 0];
+    scale<N, T, W, float>(d, scaled, weight, bias, a.offset);
+    if (own(g)) output[g * Team] = device::narrow_all<T>(d);
+  }
 #endif
 }
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
+RingPlan plan_of(const NormForward& a, int team) {
+  const int64_t vectors = a.n * size_of(a.dtype) / 16, each = kThreadVectors * team;
+  const int cluster = static_cast<int>(std::min<int64_t>(ceil_div(vectors, each), INT_MAX));
+  const int64_t slots = a.residual ? kSlots<true> : kSlots<false>;
+  return {team, cluster, 1, static_cast<unsigned>(slots * each * 16)};
+}
 RingPlan plan_of(const NormForward& a) {
-  const int64_t vectors = a.n * size_of(a.dtype) / 16, tensors = a.residual ? 2 : 1;
-  const int cluster = static_cast<int>(std::min<int64_t>(ceil_div(vectors, kTeam * kThreadVectors), INT_MAX));
-  return {kTeam, cluster, 1, static_cast<unsigned>(kTeam * kThreadVectors * 16 * tensors)};
+  const RingPlan plan = plan_of(a, kTeam);
+  return plan.cluster <= kMostBlocksOfRow ? plan : plan_of(a, kWideTeam);
 }
 
 // f(kernel, arguments, last answer) for the kernel of this problem; 0: there is none.
 template <class F>
-int64_t with_kernel(const NormForward& a, F f) {
+int64_t with_kernel(const NormForward& a, const RingPlan& plan, F f) {
   return dispatch_ring(a, a.residual != nullptr,
                        [&](auto norm, auto t, auto p, auto residual, LastAnswer& known) -> int64_t {
                          using T = typename decltype(t)::type;
-                         using P = typename decltype(p)::type;
                          constexpr Norm N = decltype(norm)::value;
                          constexpr bool kResidual = decltype(residual)::value;
-                         if constexpr (kMade<N, T, kResidual>)
-                           return f(&forward_cluster_kernel<N, T, P, kResidual>, Forward<T, P>(a), known);
-                         else
-                           return 0;
+                         if constexpr (std::is_same_v<T, typename decltype(p)::type>) {
+                           const Forward<T, T> args(a);
+                           if (plan.threads == kTeam)
+                             return f(&forward_cluster_kernel<N, T, kResidual, kTeam>, args, known);
+                           // The ring is faster where the row is held.
+                           static LastAnswer wide;
+                           if constexpr (!kHold<N, kResidual>)
+                             return f(&forward_cluster_kernel<N, T, kResidual, kWideTeam>, args, wide);
+                         }
+                         return 0;
                        });
 }
 
@@ -113,18 +167,24 @@ int64_t with_kernel(const NormForward& a, F f) {
 
 bool cluster_takes(const NormForward& a) {
   const int64_t bytes = a.n * size_of(a.dtype);
-  if (bytes <= 2 * kBlockBytes || bytes % 16 != 0 || a.rows > kMostRows || !compute90_runs_here()) return false;
+  if (bytes <= kBlockBytes * (a.norm == Norm::rms ? 2 : 1) || bytes % 16 != 0 || a.dtype == DType::f64 ||
+      !compute90_runs_here())
+    return false;
   const RingPlan plan = plan_of(a);
-  return plan.cluster <= kMostBlocksOfRow && with_kernel(a, [&](auto* kernel, const auto&, LastAnswer& known) {
-                                               return most_clusters(kernel, plan, known);
-                                             }) > 0;
+  return plan.cluster <= kMostBlocksOfRow && a.rows <= kMostBlocks / plan.cluster &&
+         with_kernel(a, plan, [&](auto* kernel, const auto&, LastAnswer& known) {
+           return most_clusters(kernel, plan, known);
+         }) > 0;
 }
 
 int norm_forward_cluster(const NormForward& args, void* stream) {
   const RingPlan plan = plan_of(args);
-  return static_cast<int>(with_kernel(args, [&](auto* kernel, const auto& a, LastAnswer&) -> int64_t {
+  // Parts that begin at 128 bytes: others took up to a quarter longer.
+  const int64_t part = ceil_div(args.n * size_of(args.dtype) / 16, plan.cluster);
+  const int most = static_cast<int>(ceil_div(part, 8) * 8);
+  return static_cast<int>(with_kernel(args, plan, [&](auto* kernel, const auto& a, LastAnswer&) -> int64_t {
     cudaLaunchAttribute shape;
-    return launch_kernel(kernel, ring_config(plan, a.rows, &shape, stream), a, plan.cluster);
+    return launch_kernel(kernel, ring_config(plan, a.rows, &shape, stream), a, plan.cluster, most);
   }));
 }
 

@@ -1,6 +1,7 @@
-// The forward of layer norms with a residual over rows of 32 to 64 KB, where they are many or the card has no clusters: 1024
-// threads hold a row in registers from its one load to its store. They sum as the ring's cluster of two blocks does
-// (norm_forward_ring.cu), which takes few rows, so that a row's bits are the same.
+// The forward of layer norms with a residual over rows of 32 to 64 KB that norm_forward_cluster.cu does not take, for their
+// parameters' dtype or since the card has no clusters: 1024 threads hold a row in registers from its one load to its store.
+// They sum as the ring's cluster of two blocks does (norm_forward_ring.cu), which takes few rows, so that a row's bits are the
+// same.
 #include "norm_forward.cuh"
 #include "norm_ring.cuh"
 
@@ -10,23 +11,7 @@ namespace {
 constexpr int kParts = 2, kPartThreads = kRingThreads, kPartWarps = kPartThreads / kWarp;
 static_assert(kParts * kPartThreads * kRingVectors<true> * 16 == 2 * kBlockBytes);  // what the ring gives to two blocks
 
-// A row's data. Once: it leaves the L1 cache first, and parameters stay.
-template <bool Once, class V>
-__device__ inline V load_row(const V* p) {
-  if constexpr (Once)
-    return device::load_once(p);
-  else
-    return *p;
-}
-template <bool Once, class V>
-__device__ inline void store_row(bool own, V* p, const V& v) {
-  if constexpr (Once)
-    device::store_once_if(own, p, v);
-  else if (own)
-    *p = v;
-}
-
-template <class T, class P, int Vectors, bool Once>
+template <class T, class P, int Vectors>
 __global__ void __launch_bounds__(kParts* kPartThreads) forward_held_kernel(const __grid_constant__ Forward<T, P> a) {
   constexpr int W = kVector<T>;
   using Row = Vector<T, W>;
@@ -45,14 +30,14 @@ __global__ void __launch_bounds__(kParts* kPartThreads) forward_held_kernel(cons
   // A thread without a vector takes the last one along and leaves it out of the sums.
   Row x[Vectors], r[Vectors];
 #pragma unroll
-  for (int g = 0; g < Vectors; ++g) x[g] = load_row<Once>(input + min(g * kPartThreads + thread, vectors - 1));
+  for (int g = 0; g < Vectors; ++g) x[g] = input[min(g * kPartThreads + thread, vectors - 1)];
 #pragma unroll
-  for (int g = 0; g < Vectors; ++g) r[g] = load_row<Once>(residual + min(g * kPartThreads + thread, vectors - 1));
+  for (int g = 0; g < Vectors; ++g) r[g] = residual[min(g * kPartThreads + thread, vectors - 1)];
 #pragma unroll
   for (int g = 0; g < Vectors; ++g) {
     const int i = g * kPartThreads + thread;
     x[g] = rounded_sum(x[g], r[g]);
-    store_row<Once>(i < vectors, sum + i, x[g]);
+    if (i < vectors) sum[i] = x[g];
   }
   auto each_vector = [&](auto f) {
 #pragma unroll
@@ -76,7 +61,7 @@ __global__ void __launch_bounds__(kParts* kPartThreads) forward_held_kernel(cons
     for (int k = 0; k < W; ++k) d[k] -= moments.mean;
     scale<Norm::layer, P, W, float>(d, scaled, weight_or_one(a.weight).template vector<W>(at),
                                     bias_or_zero(a.bias).template vector<W>(at), a.offset);
-    store_row<Once>(i < vectors, output + i, device::narrow_all<T>(d));
+    if (i < vectors) output[i] = device::narrow_all<T>(d);
   });
 }
 
@@ -85,20 +70,10 @@ __global__ void __launch_bounds__(kParts* kPartThreads) forward_held_kernel(cons
 // On one H200 the ring is up to a seventh faster for 37 and 200 rows, but for one size, and takes 6 to 7 % longer for 1000.
 constexpr int64_t kManyRows = 6;  // a multiprocessor
 
-// 1.1 GB took 2 % less time with the hints, 13 GB as much more. Not timed with parameters of another dtype.
-constexpr int64_t kMostOnce = 1'500'000'000;
-
 template <int Vectors, class T, class P>
 int launch(const Forward<T, P>& all, cudaStream_t stream) {
   return in_launches<Norm::layer>(all, 1, [&](const Forward<T, P>& a, unsigned blocks) -> int {
-    auto run = [&](auto once) -> int {
-      return launch_kernel(&forward_held_kernel<T, P, Vectors, decltype(once)::value>,
-                           launch_config(blocks, kParts * kPartThreads, stream), a);
-    };
-    if constexpr (sizeof(P) == sizeof(T))
-      return dispatch_bool(a.rows * a.n * static_cast<int64_t>(4 * sizeof(T)) <= kMostOnce, run);
-    else
-      return run(std::false_type{});
+    return launch_kernel(&forward_held_kernel<T, P, Vectors>, launch_config(blocks, kParts * kPartThreads, stream), a);
   });
 }
 

@@ -62,18 +62,43 @@ __device__ inline void bulk_copy(void* shared, const void* global, unsigned byte
                : "memory");
 }
 
-// 16 bytes, or zeros in their place; there once this thread's wait_for_copies() is over.
+// 16 bytes, or zeros in their place: then nothing is read.
 __device__ inline void copy_async(void* shared, const void* global, bool copied) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
                "r"(copied ? 16 : 0)
                : "memory");
 }
-__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until this thread's copies are there, but for those of the last `left` commits, eight at most: known while compiling.
+__device__ inline void wait_for_copies_but(int left) {
+#define FASTOPS_CASE(k) \
+  case k: asm volatile("cp.async.wait_group " #k ";" ::: "memory"); break
+  switch (left) {
+    FASTOPS_CASE(0);
+    FASTOPS_CASE(1);
+    FASTOPS_CASE(2);
+    FASTOPS_CASE(3);
+    FASTOPS_CASE(4);
+    FASTOPS_CASE(5);
+    FASTOPS_CASE(6);
+    FASTOPS_CASE(7);
+    FASTOPS_CASE(8);
+  }
+#undef FASTOPS_CASE
+}
 
 __device__ inline int cluster_rank() {
   unsigned rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return static_cast<int>(rank);
+}
+
+// Of a grid with one dimension.
+__device__ inline unsigned cluster_number() {
+  unsigned number;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(number));
+  return number;
 }
 
 // Passes on what barrier_init_fence() released, and nothing else.

@@ -43,51 +43,32 @@ __device__ inline Vector<T, N> narrow_all(const accumulate_t<T> (&x)[N]) {
   return v;
 }
 
-// 16 bytes with an eviction priority, of the L1 cache or, where there are policies, of L2 too.
-#define FASTOPS_LOAD(NAME, PTX)                                                  \
-  template <class V>                                                             \
-  __device__ inline V NAME(const V* p) {                                         \
-    static_assert(sizeof(V) == 16);                                              \
-    V v;                                                                         \
-    auto* w = reinterpret_cast<unsigned*>(&v);                                   \
-    asm volatile(PTX : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p)); \
-    return v;                                                                    \
-  }
-#define FASTOPS_IN_L1(PRIORITY) "ld.global.L1::" PRIORITY ".v4.b32 {%0, %1, %2, %3}, [%4];"
+// 16 bytes with an eviction priority, of the L1 cache and, where there are policies, of L2 too.
 #if __CUDA_ARCH__ >= 800
-#define FASTOPS_IN_BOTH(PRIORITY)                                                                            \
+#define FASTOPS_PRIORITY(PRIORITY)                                                                           \
   "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::" PRIORITY ".b64 policy, 1.0;\nld.global.L1::" PRIORITY \
   ".L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], policy;\n}"
 #else
-#define FASTOPS_IN_BOTH(PRIORITY) FASTOPS_IN_L1(PRIORITY)
+#define FASTOPS_PRIORITY(PRIORITY) "ld.global.L1::" PRIORITY ".v4.b32 {%0, %1, %2, %3}, [%4];"
 #endif
-
-// What is read once and written once, so that what is read again stays in the L1 cache: lines that are the first to leave it,
-// and below stores that take none.
-FASTOPS_LOAD(load_once, FASTOPS_IN_L1("evict_first"))
+#define FASTOPS_LOAD(NAME, PRIORITY)                                                                    \
+  template <class V>                                                                                    \
+  __device__ inline V NAME(const V* p) {                                                                \
+    static_assert(sizeof(V) == 16);                                                                     \
+    V v;                                                                                                \
+    auto* w = reinterpret_cast<unsigned*>(&v);                                                          \
+    asm volatile(FASTOPS_PRIORITY(PRIORITY) : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p)); \
+    return v;                                                                                           \
+  }
 
 // What a block reads twice, or every block reads: the last lines to leave the L1 and L2 caches.
-FASTOPS_LOAD(load_to_keep, FASTOPS_IN_BOTH("evict_last"))
+FASTOPS_LOAD(load_to_keep, "evict_last")
 
 // The second time: the first to leave both.
-FASTOPS_LOAD(load_to_drop, FASTOPS_IN_BOTH("evict_first"))
+FASTOPS_LOAD(load_to_drop, "evict_first")
 
 #undef FASTOPS_LOAD
-#undef FASTOPS_IN_L1
-#undef FASTOPS_IN_BOTH
-
-// *p = v where `own`, by a predicate: behind a branch would be all that v is made of, loads of parameters too, each vector's
-// waiting for the one before.
-template <class V>
-__device__ inline void store_once_if(bool own, V* p, const V& v) {
-  static_assert(sizeof(V) == 16);
-  const auto* w = reinterpret_cast<const unsigned*>(&v);
-  asm volatile(
-      "{\n.reg .pred own;\nsetp.ne.s32 own, %0, 0;\n"
-      "@own st.global.L1::no_allocate.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(static_cast<int>(own)),
-      "l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
-      : "memory");
-}
+#undef FASTOPS_PRIORITY
 
 // Makes the compiler take v as new, so that it widens it again rather than hold twice the registers from pass to pass.
 template <class T, int N>
