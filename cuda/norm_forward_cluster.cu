@@ -7,8 +7,8 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-constexpr int kThreadVectors = 8, kTeam = 128,
-              kWideTeam = 256;  // wide: for rows that sixteen blocks of kTeam cannot take
+constexpr int kThreadVectors = 8;
+constexpr int kTeam = 128, kWideTeam = 256;  // threads; wide: for rows that sixteen blocks of kTeam cannot take
 
 // Whether a thread holds its part of the row, so that the bias gets the room.
 template <Norm N, bool Residual>
