@@ -18,10 +18,12 @@ constexpr bool kHold = N == Norm::layer && !Residual;
 template <bool Residual>
 constexpr int kSlots = Residual ? 3 : 2;
 
-// As many blocks a multiprocessor as 192 KB of shared memory are for; halves that are held need registers beside.
+// What the blocks of a multiprocessor have of its shared memory, and how many they are. Halves that are held were timed with
+// registers for five, of which they leave room for a sixth.
+constexpr int kSharedBytes = 192 * 1024;
 template <Norm N, class T, bool Residual, int Team>
 constexpr int kResident =
-    kHold<N, Residual> && sizeof(T) == 2 ? 5 : 192 * 1024 / (kSlots<Residual> * kThreadVectors * Team * 16);
+    kHold<N, Residual> && sizeof(T) == 2 ? 5 : kSharedBytes / (kSlots<Residual> * kThreadVectors * Team * 16);
 
 template <Norm N, class T, bool Residual, int Team>
 __global__ void __launch_bounds__(Team, kResident<N, T, Residual, Team>)
@@ -92,8 +94,8 @@ __global__ void __launch_bounds__(Team, kResident<N, T, Residual, Team>)
     }
   };
   bool arrived = false;
-  auto each_vector = [&](auto f) {
-    // What has gone into a sum has left its room.
+  auto each_vector = [&](auto f) {  // once for an rms norm's sum, twice for a layer norm's
+    // What has gone into the first sum has left its room.
     if (N == Norm::layer && arrived) fetch_parameter(biases, bias_or_zero(a.bias));
 #pragma unroll
     for (int g = 0; g < V; ++g) {
@@ -142,38 +144,38 @@ RingPlan plan_of(const NormForward& a) {
   return plan.cluster <= kMostBlocksOfRow ? plan : plan_of(a, kWideTeam);
 }
 
-// f(kernel, arguments, last answer) for the kernel of this problem; 0: there is none.
+// f(kernel, arguments) for the kernel of this problem; `none`: there is none.
 template <class F>
-int64_t with_kernel(const NormForward& a, const RingPlan& plan, F f) {
-  return dispatch_ring(a, a.residual != nullptr,
-                       [&](auto norm, auto t, auto p, auto residual, LastAnswer& known) -> int64_t {
-                         using T = typename decltype(t)::type;
-                         constexpr Norm N = decltype(norm)::value;
-                         constexpr bool kResidual = decltype(residual)::value;
-                         if constexpr (std::is_same_v<T, typename decltype(p)::type>) {
-                           const Forward<T, T> args(a);
-                           if (plan.threads == kTeam)
-                             return f(&forward_cluster_kernel<N, T, kResidual, kTeam>, args, known);
-                           // The ring is faster where the row is held.
-                           static LastAnswer wide;
-                           if constexpr (!kHold<N, kResidual>)
-                             return f(&forward_cluster_kernel<N, T, kResidual, kWideTeam>, args, wide);
-                         }
-                         return 0;
-                       });
+int with_kernel(const NormForward& a, const RingPlan& plan, int none, F f) {
+  return dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
+    using T = typename decltype(t)::type;
+    if constexpr (sizeof(T) < 8 && std::is_same_v<T, typename decltype(p)::type>)
+      return dispatch_bool(a.residual != nullptr, [&](auto residual) -> int {
+        constexpr Norm N = decltype(norm)::value;
+        constexpr bool kResidual = decltype(residual)::value;
+        const Forward<T, T> args(a);
+        if (plan.threads == kTeam) return f(&forward_cluster_kernel<N, T, kResidual, kTeam>, args);
+        if constexpr (!kHold<N, kResidual>)  // the ring is faster there
+          return f(&forward_cluster_kernel<N, T, kResidual, kWideTeam>, args);
+        return none;
+      });
+    return none;
+  });
 }
 
 }  // namespace
 
 bool cluster_takes(const NormForward& a) {
   const int64_t bytes = a.n * size_of(a.dtype);
-  if (bytes <= kBlockBytes * (a.norm == Norm::rms ? 2 : 1) || bytes % 16 != 0 || a.dtype == DType::f64 ||
-      !compute90_runs_here())
+  // Cards that lack the room would have a block or two of 128 threads a multiprocessor.
+  if (bytes <= kBlockBytes * (a.norm == Norm::rms ? 2 : 1) || bytes % 16 != 0 || !compute90_runs_here() ||
+      device_attribute<cudaDevAttrMaxSharedMemoryPerMultiprocessor>() <= kSharedBytes)
     return false;
   const RingPlan plan = plan_of(a);
-  return plan.cluster <= kMostBlocksOfRow && a.rows <= kMostBlocks / plan.cluster &&
-         with_kernel(a, plan, [&](auto* kernel, const auto&, LastAnswer& known) {
-           return most_clusters(kernel, plan, known);
+  if (plan.cluster > kMostBlocksOfRow || a.rows > kMostBlocks / plan.cluster) return false;
+  return with_kernel(a, plan, 0, [&](auto* kernel, const auto&) -> int {
+           static PerDevice fit[kMostBlocksOfRow + 1];  // all else of a plan is the kernel's own
+           return fit[plan.cluster].get([&](int) { return static_cast<int>(ask_clusters(kernel, plan)); });
          }) > 0;
 }
 
@@ -182,10 +184,10 @@ int norm_forward_cluster(const NormForward& args, void* stream) {
   // Parts that begin at multiples of 128 bytes: others took up to 1.4 times as long.
   const int64_t part = ceil_div(args.n * size_of(args.dtype) / 16, plan.cluster);
   const int most = static_cast<int>(ceil_div(part, 8) * 8);
-  return static_cast<int>(with_kernel(args, plan, [&](auto* kernel, const auto& a, LastAnswer&) -> int64_t {
+  return with_kernel(args, plan, cudaErrorInvalidValue, [&](auto* kernel, const auto& a) -> int {
     cudaLaunchAttribute shape;
     return launch_kernel(kernel, ring_config(plan, a.rows, &shape, stream), a, plan.cluster, most);
-  }));
+  });
 }
 
 }  // namespace fastops::FASTOPS_ARCH

@@ -6,6 +6,7 @@
 namespace fastops::FASTOPS_ARCH {
 
 constexpr int kMostBlocksOfRow = 16;
+static_assert(kMostBlocksOfRow <= kWarp);  // a lane sends to each
 
 // What a warp tells about its part of a row.
 template <Norm N>

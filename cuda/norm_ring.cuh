@@ -87,16 +87,18 @@ class LastAnswer {
 
 // Allows the kernel what the plan needs. How many such clusters the card holds at once; 0: it cannot.
 template <class Kernel>
+int64_t ask_clusters(Kernel* kernel, const RingPlan& plan) {
+  cudaLaunchAttribute shape;
+  const cudaLaunchConfig_t config = ring_config(plan, 1, &shape, nullptr);
+  int clusters = 0;
+  if (allow(kernel, plan) == cudaSuccess && cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess)
+    return clusters;
+  cudaGetLastError();  // forget it
+  return 0;
+}
+template <class Kernel>
 int64_t most_clusters(Kernel* kernel, const RingPlan& plan, LastAnswer& known) {
-  return known.get(plan, [&]() -> int64_t {
-    cudaLaunchAttribute shape;
-    const cudaLaunchConfig_t config = ring_config(plan, 1, &shape, nullptr);
-    int clusters = 0;
-    if (allow(kernel, plan) == cudaSuccess && cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess)
-      return clusters;
-    cudaGetLastError();  // forget it
-    return 0;
-  });
+  return known.get(plan, [&] { return ask_clusters(kernel, plan); });
 }
 
 template <class Kernel, class Args, class... More>

@@ -70,7 +70,8 @@ __device__ inline void copy_async(void* shared, const void* global, bool copied)
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until this thread's copies are there, but for those of the last `left` commits, eight at most: known while compiling.
+// Until this thread's copies are there, but for those of the last `left` commits, a constant of eight at most once loops are
+// unrolled; else until all are.
 __device__ inline void wait_for_copies_but(int left) {
 #define FASTOPS_CASE(k) \
   case k: asm volatile("cp.async.wait_group " #k ";" ::: "memory"); break
@@ -84,6 +85,7 @@ __device__ inline void wait_for_copies_but(int left) {
     FASTOPS_CASE(6);
     FASTOPS_CASE(7);
     FASTOPS_CASE(8);
+    default: asm volatile("cp.async.wait_all;" ::: "memory");
   }
 #undef FASTOPS_CASE
 }
