@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,11 +10,13 @@ import torch
 from added import every_added, inputs
 from torch import Tensor
 
+import fastops
 from fastops.cases import Make
 from fastops.cases import norms as formulas
 from fastops.selftest.checks import same_bits
 
-# Of two to sixteen blocks of 32 KB, whole and not, in half types or float32; the longest are for other kernels.
+# Of 3 to 16 blocks of 16 KB or, longer ones, of 32, whole and not. The shortest rms norms and the longest rows are for
+# other kernels.
 LONG = (16392, 24576, 32776, 40000, 65536, 73736, 100000, 122888, 131072, 200008, 262144, 300000)
 
 
@@ -45,3 +48,67 @@ def test_values_gradients_and_rows_alone(
     for rows in (slice(0, 1), slice(3, 5)):
         for alone, together in zip(results(rows), found, strict=True):
             assert same_bits(alone, together[rows])
+
+
+# Three and five blocks of halves, five and ten of float32.
+every_shared = pytest.mark.parametrize("n", [20000, 40000])
+of_both_widths = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+
+
+@every_added
+@every_shared
+@of_both_widths
+def test_rows_apart(added: Any, norm: Any, parameters: int, dtype: torch.dtype, n: int, device: torch.device) -> None:
+    x, r, affine = inputs(Make(device, dtype), parameters, rows=5, n=n)
+    out, total = added(x, r, (n,), *affine)
+    apart = [torch.cat([t, t.new_full((5, gap), torch.nan)], 1)[:, :n] for t, gap in ((x, 16), (r, 24))]
+    assert not apart[0].is_contiguous()
+    assert same_bits(added(*apart, (n,), *affine)[0], out)
+    assert same_bits(added(*apart, (n,), *affine)[1], total)
+    assert same_bits(norm(apart[0], (n,), *affine), norm(x, (n,), *affine))
+
+
+@every_shared
+@of_both_widths
+@pytest.mark.parametrize("given", ["weight", "bias"])
+def test_one_parameter_of_two(given: str, dtype: torch.dtype, n: int, device: torch.device) -> None:
+    x, r, (parameter, _) = inputs(Make(device, dtype), 2, rows=5, n=n)
+    truth = formulas.layer_norm((x + r).double(), (n,), **{given: parameter.double()})
+    out, total = fastops.add_layer_norm(x, r, (n,), **{given: parameter})
+    eps = torch.finfo(dtype).eps
+    for ours in (out, fastops.layer_norm(total, (n,), **{given: parameter})):
+        torch.testing.assert_close(ours.double(), truth, rtol=8 * eps, atol=16 * eps)
+
+
+@every_added
+@every_shared
+@of_both_widths
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan], ids=str)
+def test_what_is_not_finite_stays_in_its_row(
+    added: Any, norm: Any, parameters: int, dtype: torch.dtype, n: int, value: float, device: torch.device
+) -> None:
+    x, r, affine = inputs(Make(device, dtype), parameters, rows=5, n=n)
+    finite = added(x, r, (n,), *affine)[0], norm(x, (n,), *affine)
+    x[2, n - 3] = value
+    truth = getattr(formulas, norm.__name__)
+    for ours, before, wide in zip(
+        (added(x, r, (n,), *affine)[0], norm(x, (n,), *affine)), finite, (x + r, x), strict=True
+    ):
+        for rows in (slice(0, 2), slice(3, 5)):
+            assert same_bits(ours[rows], before[rows])
+        expected = truth(wide[2:3].double(), (n,), *(p.double() for p in affine))
+        assert torch.equal(ours[2:3].isfinite(), expected.isfinite())
+
+
+@every_added
+@of_both_widths
+def test_a_row_alone_and_among_many(
+    added: Any, norm: Any, parameters: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    n = 40000
+    x, r, affine = inputs(Make(device, dtype), parameters, rows=300, n=n)
+    out, _ = added(x, r, (n,), *affine)
+    plain = norm(x, (n,), *affine)
+    for rows in (slice(0, 1), slice(131, 133), slice(299, 300)):
+        assert same_bits(added(x[rows], r[rows], (n,), *affine)[0], out[rows])
+        assert same_bits(norm(x[rows], (n,), *affine), plain[rows])
