@@ -8,7 +8,6 @@ namespace fastops::FASTOPS_ARCH {
 namespace {
 
 constexpr int kRingWarps = 8;
-constexpr int kMostBlocksOfRow = 16;
 
 // 32 elements a thread.
 template <class T>

@@ -10,11 +10,11 @@ namespace fastops::FASTOPS_ARCH {
 namespace {
 
 constexpr int kWideThreads = 512, kWideWarps = kWideThreads / kWarp, kWideVectors = 4;
-constexpr int kMostBlocksOfRow = 8;
+constexpr int kMostWideBlocks = 8;
 constexpr int kTurns = 4;  // a block writes the sums of a row while another may still read those of three rows before
 
 struct Exchange {
-  float at[kSums<Norm::layer>][kMostBlocksOfRow * kWideWarps];
+  float at[kSums<Norm::layer>][kMostWideBlocks * kWideWarps];
 };
 
 template <class T>
@@ -184,7 +184,7 @@ bool wide_takes(const NormBackward& a) {
   if (a.norm != Norm::layer || size_of(a.dtype) != 2 || a.parameter != a.dtype || a.grad_sum || a.n * 2 <= 65536)
     return false;
   const RingPlan plan = plan_of(a);
-  return plan.cluster <= kMostBlocksOfRow && plan.stages >= 2 && norm_backward_wide_chunks(a) > 0;
+  return plan.cluster <= kMostWideBlocks && plan.stages >= 2 && norm_backward_wide_chunks(a) > 0;
 }
 
 int64_t norm_backward_wide_chunks(const NormBackward& a) {

@@ -5,9 +5,6 @@
 
 namespace fastops::FASTOPS_ARCH {
 
-constexpr int kMostBlocksOfRow = 16;
-static_assert(kMostBlocksOfRow <= kWarp);  // a lane sends to each
-
 // What a warp tells about its part of a row.
 template <Norm N>
 using Told = std::conditional_t<N == Norm::layer, Moments<float>, float>;

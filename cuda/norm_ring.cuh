@@ -28,6 +28,8 @@ int norm_backward_wide(const NormBackward& a, void* stream);
 int64_t norm_backward_wide_chunks(const NormBackward& a);
 
 constexpr int kMostStages = 3;  // more were slower
+constexpr int kMostBlocksOfRow = 16;
+static_assert(kMostBlocksOfRow <= kWarp);  // a lane sends to each
 
 // A block's shared memory for the ring, beside what the kernels declare.
 inline int ring_bytes() { return std::max(0, device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>() - 9 * 1024); }
