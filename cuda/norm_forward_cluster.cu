@@ -144,7 +144,7 @@ RingPlan plan_of(const NormForward& a) {
   return plan.cluster <= kMostBlocksOfRow ? plan : plan_of(a, kWideTeam);
 }
 
-// f(kernel, arguments) for the kernel of this problem; `none`: there is none.
+// f(kernel, arguments, its answers) for the kernel of this problem; `none`: there is none.
 template <class F>
 int with_kernel(const NormForward& a, const RingPlan& plan, int none, F f) {
   return dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
@@ -153,10 +153,14 @@ int with_kernel(const NormForward& a, const RingPlan& plan, int none, F f) {
       return dispatch_bool(a.residual != nullptr, [&](auto residual) -> int {
         constexpr Norm N = decltype(norm)::value;
         constexpr bool kResidual = decltype(residual)::value;
-        const Forward<T, T> args(a);
-        if (plan.threads == kTeam) return f(&forward_cluster_kernel<N, T, kResidual, kTeam>, args);
-        if constexpr (!kHold<N, kResidual>)  // the ring is faster there
-          return f(&forward_cluster_kernel<N, T, kResidual, kWideTeam>, args);
+        auto of = [&](auto team) -> int {
+          // For each size of a cluster, all that plans of a kernel differ in. Here, since kernels have one type in f.
+          static PerDevice answers[kMostBlocksOfRow + 1];
+          return f(&forward_cluster_kernel<N, T, kResidual, decltype(team)::value>, Forward<T, T>(a), answers);
+        };
+        if (plan.threads == kTeam) return of(std::integral_constant<int, kTeam>{});
+        if constexpr (!kHold<N, kResidual>)
+          return of(std::integral_constant<int, kWideTeam>{});  // the ring is faster there
         return none;
       });
     return none;
@@ -173,8 +177,7 @@ bool cluster_takes(const NormForward& a) {
     return false;
   const RingPlan plan = plan_of(a);
   if (plan.cluster > kMostBlocksOfRow || a.rows > kMostBlocks / plan.cluster) return false;
-  return with_kernel(a, plan, 0, [&](auto* kernel, const auto&) -> int {
-           static PerDevice fit[kMostBlocksOfRow + 1];  // all else of a plan is the kernel's own
+  return with_kernel(a, plan, 0, [&](auto* kernel, const auto&, PerDevice* fit) -> int {
            return fit[plan.cluster].get([&](int) { return static_cast<int>(ask_clusters(kernel, plan)); });
          }) > 0;
 }
@@ -184,7 +187,7 @@ int norm_forward_cluster(const NormForward& args, void* stream) {
   // Parts that begin at multiples of 128 bytes: others took up to 1.4 times as long.
   const int64_t part = ceil_div(args.n * size_of(args.dtype) / 16, plan.cluster);
   const int most = static_cast<int>(ceil_div(part, 8) * 8);
-  return with_kernel(args, plan, cudaErrorInvalidValue, [&](auto* kernel, const auto& a) -> int {
+  return with_kernel(args, plan, cudaErrorInvalidValue, [&](auto* kernel, const auto& a, PerDevice*) -> int {
     cudaLaunchAttribute shape;
     return launch_kernel(kernel, ring_config(plan, a.rows, &shape, stream), a, plan.cluster, most);
   });
