@@ -60,7 +60,7 @@ int norm_forward_twice(const NormForward& a, void* stream);
 bool held_takes(const NormForward& a);
 int norm_forward_held(const NormForward& a, void* stream);
 
-// Rows of more than 32 KB, of an rms norm of more than 64, each with a cluster of its own.
+// Rows of more than 24 KB, with a residual of more than 32, each with a cluster of its own; not an rms norm's of 32 to 64 KB.
 bool cluster_takes(const NormForward& a);
 int norm_forward_cluster(const NormForward& a, void* stream);
 

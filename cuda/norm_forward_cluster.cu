@@ -171,8 +171,10 @@ int with_kernel(const NormForward& a, const RingPlan& plan, int none, F f) {
 
 bool cluster_takes(const NormForward& a) {
   const int64_t bytes = a.n * size_of(a.dtype);
+  // What other kernels are as fast for: one block's registers, or rows that norm_forward_twice.cu and the ring divide.
+  if (bytes <= kBlockBytes * (a.residual ? 4 : 3) / 4 || (a.norm == Norm::rms && is_long(a))) return false;
   // Cards that lack the room would have a block or two of 128 threads a multiprocessor.
-  if (bytes <= kBlockBytes * (a.norm == Norm::rms ? 2 : 1) || bytes % 16 != 0 || !compute90_runs_here() ||
+  if (bytes % 16 != 0 || !compute90_runs_here() ||
       device_attribute<cudaDevAttrMaxSharedMemoryPerMultiprocessor>() <= kSharedBytes)
     return false;
   const RingPlan plan = plan_of(a);

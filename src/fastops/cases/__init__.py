@@ -193,7 +193,7 @@ CASES: tuple[Case, ...] = (
         raw=lltm.raw,
         problem=lltm.problem,
         in_features=True,
-        bounds=bounds(f16=(4, 8, 0.75), bf16=(4, 8, 0.6), f32=(24, 48, 32), f64=(30, 80, 32)),
+        bounds=bounds(f16=(4, 8, 0.6), bf16=(4, 8, 0.6), f32=(24, 48, 22), f64=(30, 80, 18)),
         formula="(h', c') from cat(h, x)·Wᵀ + b",
         gradient="the cell's and the bias's in one kernel, GEMMs by torch; few rows: all in one",
         rounds_between=True,
