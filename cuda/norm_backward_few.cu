@@ -95,7 +95,8 @@ __device__ inline Sums<A, S> sum_in_block(const A* parts, int units, const SumOr
 #pragma unroll
         for (int k = 0; k < S; ++k) {
           const int unit = first + j * step;
-          more[j].at[k] = unit < end ? parts[k * Most + unit] : A(0);
+          const A part = parts[k * Most + min(unit, end - 1)];
+          more[j].at[k] = unit < end ? part : A(0);
         }
 #pragma unroll
       for (int j = 0; j < AtOnce; ++j)
@@ -106,18 +107,21 @@ __device__ inline Sums<A, S> sum_in_block(const A* parts, int units, const SumOr
     if (lane == 0) scratch.warp[warp] = sums;
   }
   __syncthreads();
-  sums = scratch.warp[0];
-  if (order.warps > 4) {
+  if (order.warps > kWarpsInTurn) {
 #pragma unroll
     for (int k = 0; k < S; ++k) sums.at[k] = lane < order.warps ? scratch.warp[lane].at[k] : A(0);
     lane_sum<kWarp>(sums);
-  } else {
-    for (int other = 1; other < order.warps; ++other) {
-#pragma unroll
-      for (int k = 0; k < S; ++k) sums.at[k] += scratch.warp[other].at[k];
-    }
+    return sums;
   }
-  return sums;
+  Sums<A, S> others[kWarpsInTurn];
+#pragma unroll
+  for (int other = 0; other < kWarpsInTurn; ++other) others[other] = scratch.warp[other];
+#pragma unroll
+  for (int other = 1; other < kWarpsInTurn; ++other)
+#pragma unroll
+    for (int k = 0; k < S; ++k)
+      if (other < order.warps) others[0].at[k] += others[other].at[k];
+  return others[0];
 }
 
 // By `team` threads, Units each, or by one warp.
@@ -147,7 +151,7 @@ __device__ inline void take_row(const Backward<T, P>& a, int row, int team, cons
 #pragma unroll
   for (int u = 0; u < Units; ++u) {
     const int unit = u * team + threadIdx.x;
-    if (unit >= units) break;
+    const bool own = unit < units;  // else it is the last one once more, and goes nowhere
     incoming[u].cut(n - unit * W);
     weight[u].cut(n - unit * W);
     device::widen(x[u].packed(), h[u]);
@@ -159,11 +163,14 @@ __device__ inline void take_row(const Backward<T, P>& a, int row, int team, cons
     }
     A weight_sum[W] = {}, bias_sum[W] = {};
     first_pass<N, W, A>(h[u], grad[u], true, weight[u].packed(), a.offset, numbers, sums[u], weight_sum, bias_sum);
-    if constexpr (!OneWarp) {
 #pragma unroll
-      for (int k = 0; k < S; ++k) parts[k * kMostUnits<T> + unit] = sums[u].at[k];
+    for (int k = 0; k < S; ++k) {
+      if constexpr (OneWarp)
+        sums[u].at[k] = own ? sums[u].at[k] : A(0);
+      else if (own)
+        parts[k * kMostUnits<T> + unit] = sums[u].at[k];
     }
-    if (a.whole) {
+    if (a.whole && own) {
       auto put = [&](int which, const A(&values)[W]) {
         if (!a.parameter_grads[which]) return;
         if (a.wide[which])
@@ -188,12 +195,11 @@ __device__ inline void take_row(const Backward<T, P>& a, int row, int team, cons
 #pragma unroll
   for (int u = 0; u < Units; ++u) {
     const int unit = u * team + threadIdx.x;
-    if (unit >= units) break;
     if (a.grad_sum)
       second_pass<N, W, A>(h[u], grad[u], total, numbers.rstd, grad_sum[u].packed());
     else
       second_pass<N, W, A>(h[u], grad[u], total, numbers.rstd);
-    store_unit<Words>(a.grad_input + row * a.n, unit, n, h[u]);
+    if (unit < units) store_unit<Words>(a.grad_input + row * a.n, unit, n, h[u]);
   }
 }
 
