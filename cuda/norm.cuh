@@ -37,7 +37,7 @@ __device__ inline void lane_sum(Sums<A, N>& sums) {
     for (int k = 0; k < N; ++k) sums.at[k] += __shfl_xor_sync(0xffffffffu, sums.at[k], lane);
 }
 
-// The sums of so many warps each thread adds in turn; a warp's lanes those of more.
+// Up to so many warps' sums each thread adds in turn; those of more, a warp's lanes.
 constexpr int kWarpsInTurn = 4;
 
 // Sum over a team of whole warps, the same bits for each of its threads. Two sums in a row need two scratches; a third
@@ -54,6 +54,7 @@ __device__ inline void team_sum(Sums<A, N>& sums, int warps, int warp, Scratch<A
   const int lane = threadIdx.x % kWarp;
   if (lane == 0) scratch.warp[warp] = sums;
   barrier();
+  static_assert(kWarpsInTurn == 4);
   if (warps <= kWarpsInTurn) {
 #pragma unroll
     for (int k = 0; k < N; ++k) {

@@ -34,7 +34,7 @@ struct Unit {
       held = reinterpret_cast<const Vector<T, W>*>(row)[min(unit, n / W - 1) * step];
     }
   }
-  // Zeros in place of all but `count` elements.
+  // Zeros in place of all but `count` elements, one at least.
   __device__ void cut(int count) {
     if constexpr (Words) {
 #pragma unroll
@@ -113,15 +113,15 @@ __device__ inline Sums<A, S> sum_in_block(const A* parts, int units, const SumOr
     lane_sum<kWarp>(sums);
     return sums;
   }
-  Sums<A, S> others[kWarpsInTurn];
+  Sums<A, S> of_warp[kWarpsInTurn];
 #pragma unroll
-  for (int other = 0; other < kWarpsInTurn; ++other) others[other] = scratch.warp[other];
+  for (int w = 0; w < kWarpsInTurn; ++w) of_warp[w] = scratch.warp[w];
 #pragma unroll
-  for (int other = 1; other < kWarpsInTurn; ++other)
+  for (int w = 1; w < kWarpsInTurn; ++w)
 #pragma unroll
     for (int k = 0; k < S; ++k)
-      if (other < order.warps) others[0].at[k] += others[other].at[k];
-  return others[0];
+      if (w < order.warps) of_warp[0].at[k] += of_warp[w].at[k];
+  return of_warp[0];
 }
 
 // By `team` threads, Units each, or by one warp.

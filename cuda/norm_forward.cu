@@ -1,9 +1,8 @@
 // The forward of the norms; formulas in kernels/norm.h. A row's input is read once and held in registers, packed, through
 // the passes over it: the mean, the sums of the distances from it and of their squares, the output. Many rows of two warps go
-// to norm_forward_pairs.cu. Where the card has clusters, rows of more than 32 KB, of an rms norm of more than 64, go to
-// norm_forward_cluster.cu, those that it does not take to norm_forward_ring.cu; many rows of 32 to 64 KB that stay to
-// norm_forward_twice.cu or norm_forward_held.cu. Longer ones are read three times. Rows whose bytes are no multiple of 16 go to
-// norm_forward_ragged.cu, unless they are too long for it.
+// to norm_forward_pairs.cu. Where the card has clusters, long rows go to norm_forward_cluster.cu, those that it does not take to
+// norm_forward_ring.cu; many rows of 32 to 64 KB that stay to norm_forward_twice.cu or norm_forward_held.cu. Longer ones are
+// read three times. Rows whose bytes are no multiple of 16 go to norm_forward_ragged.cu, unless they are too long for it.
 #include "norm_forward.cuh"
 #include "norm_ring.cuh"
 

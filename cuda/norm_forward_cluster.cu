@@ -154,14 +154,13 @@ int with_kernel(const NormForward& a, const RingPlan& plan, int none, F f) {
         constexpr Norm N = decltype(norm)::value;
         constexpr bool kResidual = decltype(residual)::value;
         auto of = [&](auto team) -> int {
-          // For each size of a cluster, all that plans of a kernel differ in. Here, since kernels have one type in f.
+          // For each size of a cluster, all that plans of a kernel differ in. Not in f: kernels of one T have one type there.
           static PerDevice answers[kMostBlocksOfRow + 1];
           return f(&forward_cluster_kernel<N, T, kResidual, decltype(team)::value>, Forward<T, T>(a), answers);
         };
         if (plan.threads == kTeam) return of(std::integral_constant<int, kTeam>{});
-        if constexpr (!kHold<N, kResidual>)
-          return of(std::integral_constant<int, kWideTeam>{});  // the ring is faster there
-        return none;
+        if constexpr (!kHold<N, kResidual>) return of(std::integral_constant<int, kWideTeam>{});
+        return none;  // the ring is faster where the row is held
       });
     return none;
   });
@@ -171,7 +170,8 @@ int with_kernel(const NormForward& a, const RingPlan& plan, int none, F f) {
 
 bool cluster_takes(const NormForward& a) {
   const int64_t bytes = a.n * size_of(a.dtype);
-  // What other kernels are as fast for: one block's registers, or rows that norm_forward_twice.cu and the ring divide.
+  // Registers are faster for a row of about one block, and an rms norm's that 1024 threads have, or read twice, where rows are
+  // many.
   if (bytes <= kBlockBytes * (a.residual ? 4 : 3) / 4 || (a.norm == Norm::rms && is_long(a))) return false;
   // Cards that lack the room would have a block or two of 128 threads a multiprocessor.
   if (bytes % 16 != 0 || !compute90_runs_here() ||

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kParts* kPartThreads) forward_held_kernel(cons
   auto* sum = reinterpret_cast<Row*>(a.sum + row * a.n) + begin;
   auto* output = reinterpret_cast<Row*>(a.output + row * a.n) + begin;
 
-  // As with Places, whose numbers have no registers to stay in here.
+  // As Places does it, but for its arrays, which would take registers that are not there.
   Row x[Vectors], r[Vectors];
 #pragma unroll
   for (int g = 0; g < Vectors; ++g) x[g] = input[min(g * kPartThreads + thread, vectors - 1)];
