@@ -104,8 +104,16 @@ FASTOPS_INLINE pair<V> from_lanes_of(pair<V> v) {
 template <class T>
 using raw_pair = choose<sizeof(T) == 2 && FASTOPS_VECTOR_BYTES == 32, raw_halves<32>,
                         raw<2 * simd<accumulate_t<T>>::size* static_cast<int>(sizeof(T))>>;
+// With masks a vector at a time where both are in order: their bytes need not be put together, which waits for both.
+template <class T>
+constexpr bool kApart = !kAlternates<T> && FASTOPS_VECTOR_BYTES == 64;
 template <class T>
 FASTOPS_INLINE pair<vec_t<T>> load_pair_first(const T* p, int64_t n) {
+  if constexpr (kApart<T>) {
+    constexpr int64_t W = simd<accumulate_t<T>>::size;
+    if (n <= W) return {load_some(p, n), vec_t<T>{}};
+    return {load(p), load_first(p + W, n - W)};
+  }
   T lanes[2 * simd<accumulate_t<T>>::size];
   const auto bytes = raw_pair<T>::load_first(reinterpret_cast<const char*>(p), n * int64_t{sizeof(T)});
   __builtin_memcpy(lanes, &bytes, sizeof(lanes));
@@ -113,6 +121,12 @@ FASTOPS_INLINE pair<vec_t<T>> load_pair_first(const T* p, int64_t n) {
 }
 template <class T>
 FASTOPS_INLINE void store_pair_first(T* p, int64_t n, pair<vec_t<T>> v) {
+  if constexpr (kApart<T>) {
+    constexpr int64_t W = simd<accumulate_t<T>>::size;
+    if (n <= W) return store_some(p, n, v.a);
+    store(p, v.a);
+    return store_first(p + W, n - W, v.b);
+  }
   T lanes[2 * simd<accumulate_t<T>>::size];
   store_pair(lanes, v);
   typename raw_pair<T>::vec bytes;
