@@ -190,7 +190,7 @@ __device__ inline void take_row(const Backward<T, P>& a, int row, int team, cons
             : order.lanes == 16 ? sum_in_warp<16>(sums)
                                 : sum_in_warp<kWarp>(sums);
   else
-    total = sum_in_block<S, kMostUnits<T>, sizeof(T) == 2 ? 8 : sizeof(T) == 4 ? 16 : 4>(parts, units, order, scratch);
+    total = sum_in_block<S, kMostUnits<T>, sizeof(T) == 8 ? 4 : 8>(parts, units, order, scratch);
   divide(total, a.inverse_n);
 #pragma unroll
   for (int u = 0; u < Units; ++u) {

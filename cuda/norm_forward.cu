@@ -233,6 +233,14 @@ int launch_long(const NormForward& args, cudaStream_t stream) {
   });
 }
 
+// Whether a row of up to 1024 vectors is faster with two a thread, and parameters fetched with it, than with four. Without a
+// residual two are too few bytes on their way, but for an rms norm's, which has more threads, of whole warps or few vectors.
+template <Norm N, class T>
+bool takes_few(int64_t vectors, bool residual) {
+  if (residual) return true;
+  return N == Norm::rms && (vectors % (kVectors * kWarp) == 0 || vectors <= (sizeof(T) == 2 ? 512 : 384));
+}
+
 // By the number of vectors in a row: lanes of a warp while a few vectors a lane are enough, two warps likewise, then blocks
 // with more a thread. Three a thread where two, or whole warps of four, would leave a fourth of the threads without: rows of
 // 192, 384, 768, 1536, 4608 halves. How many threads have a row, and how many vectors each, depends on the row's length, the
@@ -254,10 +262,12 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
   if (vectors <= 32 * kFew) return launch<N, T, P, kFew, 32, kSmall>(a, kSmall, stream);
   if (vectors <= kMostOfTwo) return launch<N, T, P, kFew, 0, 64>(a, threads(kFew), stream);
   if constexpr (sizeof(T) < 8 && sizeof(P) == sizeof(T)) {
-    // Of an rms norm the parameters find room in registers too, those of half as many threads again.
-    if constexpr (N == Norm::rms)
-      if (vectors <= 512 * kFew && vectors % (kFew * kWarp) == 0)
-        return launch<N, T, P, kFew, 0, 512>(a, threads(kFew), stream);
+    if (vectors <= 512 * kFew && takes_few<N, T>(vectors, a.residual))
+      return launch<N, T, P, kFew, 0, 512>(a, threads(kFew), stream);
+    if constexpr (N == Norm::layer) {
+      if (vectors <= kThree * 2 * kWarp) return launch<N, T, P, kThree, 0, 512>(a, threads(kThree), stream);
+      if (vectors == 256) return launch<N, T, P, kFew, 0, 256>(a, threads(kFew), stream);
+    }
     const int each = threads(kMany);
     if (each <= 384 && !a.few && (each > 256 || all_at_once(a.rows, each, kFewThreads)))
       return launch<N, T, P, kMany, 0, 384>(a, each, stream);

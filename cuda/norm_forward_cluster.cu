@@ -172,7 +172,8 @@ bool cluster_takes(const NormForward& a) {
   const int64_t bytes = a.n * size_of(a.dtype);
   // Registers are faster for a row of about one block, and an rms norm's that 1024 threads have, or read twice, where rows are
   // many.
-  if (bytes <= kBlockBytes * (a.residual ? 4 : 3) / 4 || (a.norm == Norm::rms && is_long(a))) return false;
+  const int64_t kilobytes = a.residual ? 32 : a.norm == Norm::layer ? 24 : 20;
+  if (bytes <= kilobytes * 1024 || (a.norm == Norm::rms && is_long(a))) return false;
   // Cards that lack the room would have a block or two of 128 threads a multiprocessor.
   if (bytes % 16 != 0 || !compute90_runs_here() ||
       device_attribute<cudaDevAttrMaxSharedMemoryPerMultiprocessor>() <= kSharedBytes)
