@@ -19,6 +19,7 @@ ELEMENTWISE = ("square", "relu", "sigmoid", "axpby")
 NORMS = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 KINDS = {"norms": NORMS, "elementwise": ELEMENTWISE}
 ODD = ",".join(f"{rows}x{n}" for rows in (1, 37, 1000, 65537) for n in (192, 769, 1500, 5000, 12288))
+LINEAR = "1x1024,2x160x384,16x160x384,16x1024,64x1024,512x1024,4096x1024,4096x256x1024"
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ BENCHES = {
         for kind, ops in KINDS.items()
         for dtype in ("bf16", "f32", "f16")
     },
+    "bench-linear": Bench(("linear",), dtypes=("f32", "bf16", "f16"), shapes=LINEAR),
     "bench-lltm": Bench(("lltm",), "call,host", shapes="4096x1024,16384x1024"),
     "bench-lltm-small": Bench(("lltm",), "call,host", dtypes=("f32", "bf16"), shapes="16x32x128,16x128"),
     "bench-first": Bench(("rms_norm",), "first"),

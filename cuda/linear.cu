@@ -106,10 +106,14 @@ __global__ void __launch_bounds__(kWalkThreads) epilogue_backward_kernel(LinearE
   });
 }
 
-template <class T>
-bool in_vectors(const LinearEpilogue& a) {
-  return !few(a.rows * a.n) && a.n % device::kVector<T> == 0 && aligned16(a.input) && aligned16(a.bias) &&
-         aligned16(a.output);
+// f(std::integral_constant<int, V>) for a thread's elements: 16 bytes, or 4 where those would leave multiprocessors idle.
+template <class T, class F>
+int dispatch_elements(const LinearEpilogue& a, F f) {
+  constexpr int kMost = device::kVector<T>, kFew = std::max<int>(1, 4 / sizeof(T));
+  if (a.n % kMost != 0 || !aligned16(a.input) || !aligned16(a.bias) || !aligned16(a.output))
+    return f(std::integral_constant<int, 1>{});
+  return a.rows * a.n / kMost < int64_t{kThreads} * multiprocessors() ? f(std::integral_constant<int, kFew>{})
+                                                                      : f(std::integral_constant<int, kMost>{});
 }
 
 template <class T>
@@ -133,8 +137,8 @@ int linear_epilogue(const LinearEpilogue& a, void* stream_handle) {
       using P = typename decltype(p)::type;
       return dispatch_activation(a.activation, [&](auto activation) -> int {
         constexpr Activation act = decltype(activation)::value;
-        return dispatch_bool(in_vectors<T>(a), [&](auto vectors) -> int {
-          constexpr int V = vectors ? device::kVector<T> : 1;
+        return dispatch_elements<T>(a, [&](auto elements) -> int {
+          constexpr int V = decltype(elements)::value;
           const int64_t groups = a.rows * a.n / V;
           const auto config = launch_config(static_cast<unsigned>(ceil_div(groups, kThreads)), kThreads, stream);
           return launch_kernel(&epilogue_kernel<T, P, V, act>, config, a, groups);

@@ -179,7 +179,9 @@ def test_products_of_few_rows_add_the_bias(
     expected = getattr(torch.nn.functional, activation)(torch.nn.functional.linear(*wide))
     grad = torch.randn_like(output)
     found = torch.autograd.grad(output, inputs, grad)
-    for actual, right in zip((output, *found), (expected, *torch.autograd.grad(expected, wide, grad.double())), strict=True):
+    for actual, right in zip(
+        (output, *found), (expected, *torch.autograd.grad(expected, wide, grad.double())), strict=True
+    ):
         torch.testing.assert_close(actual.double(), right, atol=1e-4, rtol=1e-4)
 
 

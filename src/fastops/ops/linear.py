@@ -112,14 +112,14 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
 
 _epilogue = Operator("linear_epilogue", linear_epilogue_reference, _fake, save=_save, backward=_backward, batch=_batch)
 
-# Most in_features, and the rows from and to which a float32 product is mostly no slower with its bias, and up to 20 times
-# slower without: cuBLAS then takes other kernels.
+# Most in_features, and the rows from and to which a float32 product is mostly no slower with its bias, and without one
+# up to 20 times slower: cuBLAS then takes other kernels.
 _FEW_ROWS = ((1024, 2, 16), (4096, 5, 11))
 
 
 def _product_adds(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    # What compiles is not asked for its sizes, which it would then be compiled for. A bias that does not fit goes where it is
-    # refused by name.
+    # What compiles is not asked for its sizes, which it would then be compiled for. A bias that does not fit goes where
+    # it is refused by name.
     if torch.compiler.is_compiling() or bias is None or not (isinstance(input, Tensor) and input.is_cuda):
         return False
     if not bias.dtype == input.dtype == torch.float32 or bias.device != input.device or weight.size(1) == 0:

@@ -1,0 +1,49 @@
+"""Elementary functions of the CUDA kernels in float32, against float64, in units in the last place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+ops = torch.ops.fastops
+
+
+def numbers(device: torch.device) -> Tensor:
+    """Where the tail of the normal distribution is a normal number of float32, evenly and around 0 by magnitude."""
+    even = torch.linspace(-12.9, 12.9, 2**20)
+    small = torch.logspace(-30, 0, 2**16)
+    return torch.cat([even, small, -small]).to(device)
+
+
+def gelu(x: Tensor) -> Tensor:
+    return x * 0.5 * torch.erfc(x * -(0.5**0.5))
+
+
+def largest_ulps(found: Tensor, truth: Tensor, scale: Tensor) -> float:
+    return ((found.double() - truth).abs() / (scale.abs() * 2.0**-23)).max().item()
+
+
+def test_gelu(cuda: torch.device) -> None:
+    x = numbers(cuda)
+    truth = gelu(x.double())
+    assert largest_ulps(ops.linear_epilogue(x[:, None], None, "gelu")[:, 0], truth, truth) <= 12
+
+
+def test_derivative_of_gelu(cuda: torch.device) -> None:
+    """Beside its two terms, which cancel near -0.75."""
+    x = numbers(cuda)
+    wide = x.double().requires_grad_()
+    (truth,) = torch.autograd.grad(gelu(wide).sum(), wide)
+    density = torch.exp(-0.5 * wide * wide).detach() * 0.3989422804014327
+    found = ops.linear_epilogue_backward(torch.ones_like(x)[:, None], x[:, None], None, "gelu", False)[0][:, 0]
+    distribution = 0.5 * torch.erfc(wide.detach() * -(0.5**0.5))
+    assert largest_ulps(found, truth, distribution + (wide.detach() * density).abs()) <= 12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gelu_of_what_is_not_finite(dtype: torch.dtype, cuda: torch.device) -> None:
+    x = torch.tensor([torch.nan, torch.inf, 100.0, -100.0], device=cuda, dtype=dtype)
+    y = ops.linear_epilogue(x[:, None], None, "gelu")[:, 0].float().tolist()
+    assert y[0] != y[0]
+    assert y[1:] == [torch.inf, 100.0, 0.0]
