@@ -19,7 +19,7 @@ ELEMENTWISE = ("square", "relu", "sigmoid", "axpby")
 NORMS = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 KINDS = {"norms": NORMS, "elementwise": ELEMENTWISE}
 ODD = ",".join(f"{rows}x{n}" for rows in (1, 37, 1000, 65537) for n in (192, 769, 1500, 5000, 12288))
-LINEAR = "1x1024,2x160x384,16x160x384,16x1024,64x1024,512x1024,4096x1024,4096x256x1024"
+LINEAR = "16x160x384,16x1024,64x1024,512x1024,4096x1024,4096x256x1024"
 
 
 @dataclass(frozen=True)
