@@ -78,8 +78,8 @@ __device__ inline Sums<A, S> sum_in_warp(const Sums<A, S> (&units)[Units]) {
   return total;
 }
 
-// The same where several warps have units, [S][Most]: as many warps as have a row among many add them up. So many units are
-// whole warps' there as well, and AtOnce are as many as a lane has of them.
+// The same where several warps have units, [S][Most]: as many warps as have a row among many add them up, a lane AtOnce at
+// a time. So many units are whole warps' there as well.
 template <int S, int Most, int AtOnce, class A>
 __device__ inline Sums<A, S> sum_in_block(const A* parts, int units, const SumOrder& order, Scratch<A, S>& scratch) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;

@@ -60,7 +60,8 @@ int norm_forward_twice(const NormForward& a, void* stream);
 bool held_takes(const NormForward& a);
 int norm_forward_held(const NormForward& a, void* stream);
 
-// Rows of more than 24 KB, with a residual of more than 32, each with a cluster of its own; not an rms norm's of 32 to 64 KB.
+// Rows of more than 24 KB, an rms norm's of more than 20, with a residual of more than 32, each with a cluster of its own; not
+// an rms norm's of 32 to 64 KB.
 bool cluster_takes(const NormForward& a);
 int norm_forward_cluster(const NormForward& a, void* stream);
 

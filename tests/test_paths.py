@@ -161,15 +161,23 @@ def test_no_tensor() -> None:
             call()
 
 
-FEW_OF_LINEAR = [(1, 96, False), (2, 96, True), (16, 96, True), (17, 96, False), (4, 1030, False), (5, 1030, True)]
+FEW_OF_LINEAR = [
+    (1, 96, 33, False),
+    (2, 96, 33, True),
+    (16, 96, 128, True),
+    (17, 96, 128, False),
+    (4, 1030, 128, False),
+    (5, 1030, 128, True),
+    (5, 1030, 127, False),
+]
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "gelu"])
-@pytest.mark.parametrize(("rows", "features", "adds"), FEW_OF_LINEAR)
+@pytest.mark.parametrize(("rows", "features", "out", "adds"), FEW_OF_LINEAR)
 def test_products_of_few_rows_add_the_bias(
-    cuda: torch.device, rows: int, features: int, adds: bool, activation: str
+    cuda: torch.device, rows: int, features: int, out: int, adds: bool, activation: str
 ) -> None:
-    sizes = [(rows, features), (128, features), (128,)]
+    sizes = [(rows, features), (out, features), (out,)]
     inputs = [torch.randn(size, device=cuda).div(8).requires_grad_() for size in sizes]
     wide = [x.detach().double().requires_grad_() for x in inputs]
     with Recorder() as recorder:

@@ -1,5 +1,6 @@
 #pragma once
-// Elementary functions for float and double, at CUDA's full accuracy, and shorter forms for results of a half type.
+// Elementary functions for float and double, at CUDA's full accuracy but for float's normal distribution, 12 units in the last
+// place, and shorter forms for results of a half type.
 #include "types.cuh"
 
 namespace fastops {

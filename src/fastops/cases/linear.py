@@ -71,10 +71,13 @@ def samples() -> Iterator[Sample]:
         yield sample("f32_bias", a, (37,), 31, 33, bias="f32")
         yield sample("no_rows", a, (0,), 5, 3)
         yield sample("many_rows", a, (4099,), 16, 19, large=True)
+        yield sample("whole_words", a, (37,), 16, 64)
+        yield sample("whole_vectors", a, (300,), 8, 1024, large=True)
     for a in ("gelu", "relu"):
         yield sample("one", a, (1,), 1, 1)
         yield sample("vector", a, (), 5, 3)
         yield sample("long", a, (3,), 4, 4099, bias="f32")
+        yield sample("whole_vectors_f32_bias", a, (300,), 8, 1024, bias="f32", large=True)
         yield sample("no_features_in", a, (3,), 0, 5)
         for layout in LAYOUTS:
             yield sample(f"{layout.__name__}_input", a, (37,), 31, 33, x=layout)

@@ -116,7 +116,7 @@ class Norm:
         for n in SIZES[1:]:
             if n not in few:
                 yield sample(f"n{n}", (5,), (n,))
-        for n in (192, 668, 768, 769, 1128, 4096, 12288):
+        for n in (192, 668, 768, 769, 1128, 4096, 5504, 12288):
             yield sample(f"n{n}", (3,), (n,))
         yield sample("n65536", (2,), (65536,), large=True)
         yield sample("n131072", (2,), (131072,), "f32 f32", large=True)

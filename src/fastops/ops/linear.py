@@ -112,21 +112,21 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
 
 _epilogue = Operator("linear_epilogue", linear_epilogue_reference, _fake, save=_save, backward=_backward, batch=_batch)
 
-# Most in_features, and the rows from and to which a float32 product is mostly no slower with its bias, and without one
-# up to 20 times slower: cuBLAS then takes other kernels.
-_FEW_ROWS = ((1024, 2, 16), (4096, 5, 11))
+# Most in_features, fewest out_features, and the rows from and to which float32 products are taken with their bias, as
+# torch's own call is: without one cuBLAS takes other kernels there, up to 20 times slower.
+_FEW_ROWS = ((1024, 1, 2, 16), (4096, 128, 5, 11))
 
 
 def _product_adds(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     # What compiles is not asked for its sizes, which it would then be compiled for. A bias that does not fit goes where
     # it is refused by name.
-    if torch.compiler.is_compiling() or bias is None or not (isinstance(input, Tensor) and input.is_cuda):
+    if torch.compiler.is_compiling() or bias is None or not input.is_cuda or weight.numel() == 0:
         return False
-    if not bias.dtype == input.dtype == torch.float32 or bias.device != input.device or weight.size(1) == 0:
+    if not bias.dtype == input.dtype == torch.float32 or bias.device != input.device:
         return False
-    features = weight.size(1)
+    out, features = weight.shape
     rows = input.numel() // features
-    return any(features <= most and first <= rows <= last for most, first, last in _FEW_ROWS)
+    return any(features <= k and out >= n and first <= rows <= last for k, n, first, last in _FEW_ROWS)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
