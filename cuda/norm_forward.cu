@@ -264,6 +264,7 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
   if constexpr (sizeof(T) < 8 && sizeof(P) == sizeof(T)) {
     if (vectors <= 512 * kFew && takes_few<N, T>(vectors, a.residual))
       return launch<N, T, P, kFew, 0, 512>(a, threads(kFew), stream);
+    // A layer norm's short rows have more of them on their way with three, or of whole warps with two; longer ones did not gain.
     if constexpr (N == Norm::layer) {
       if (vectors <= kThree * 2 * kWarp) return launch<N, T, P, kThree, 0, 512>(a, threads(kThree), stream);
       if (vectors == 256) return launch<N, T, P, kFew, 0, 256>(a, threads(kFew), stream);

@@ -118,11 +118,11 @@ _FEW_ROWS = ((1024, 1, 2, 16), (4096, 128, 5, 11))
 
 
 def _product_adds(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    # What compiles is not asked for its sizes, which it would then be compiled for. A bias that does not fit goes where
-    # it is refused by name.
-    if torch.compiler.is_compiling() or bias is None or not input.is_cuda or weight.numel() == 0:
+    # A bias that does not fit goes where it is refused by name. What compiles is not asked for its sizes, which it
+    # would then be compiled for.
+    if bias is None or not input.is_cuda or not bias.dtype == input.dtype == torch.float32:
         return False
-    if not bias.dtype == input.dtype == torch.float32 or bias.device != input.device:
+    if bias.device != input.device or torch.compiler.is_compiling() or weight.numel() == 0:
         return False
     out, features = weight.shape
     rows = input.numel() // features
