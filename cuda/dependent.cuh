@@ -42,6 +42,12 @@ inline cudaLaunchConfig_t launch_config(dim3 blocks, dim3 threads, cudaStream_t 
   return config;
 }
 
+// For a kernel that follows one of another library's, which lets nothing start before its end.
+template <class Kernel, class... Args>
+int launch_late(Kernel* kernel, const cudaLaunchConfig_t& config, const Args&... args) {
+  return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
 // `config` may have one attribute of its own.
 template <class Kernel, class... Args>
 int launch_kernel(Kernel* kernel, cudaLaunchConfig_t config, const Args&... args) {

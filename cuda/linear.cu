@@ -5,6 +5,7 @@
 #include "dependent.cuh"
 #include "device/math.cuh"
 #include "device/vector.cuh"
+#include "tiles.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
@@ -52,26 +53,20 @@ int dispatch_activation(Activation activation, F f) {
   }
 }
 
-constexpr int kThreads = 256;
-
 template <class T, class P, int V, Activation act>
-__global__ void __launch_bounds__(kThreads) epilogue_kernel(LinearEpilogue a, int64_t groups) {
+__global__ void __launch_bounds__(kTileThreads) epilogue_kernel(LinearEpilogue a) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
   using A = accumulate_t<T>;
-  const int64_t group = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (group >= groups) return;
-  const int64_t at = group * V;
-  A u[V];
-  device::load<true, V>(static_cast<const T*>(a.input) + at, V, u);
-  accumulate_t<P> bias[V] = {};
-  if (a.bias) {
-    const int64_t column = at - device::quotient(group, a.n / V) * a.n;
-    device::load<true, V>(static_cast<const P*>(a.bias) + column, V, bias);
-  }
+  at_place<V>(a.rows, a.n, [&](int64_t row, int64_t column) {
+    A u[V];
+    device::load<true, V>(static_cast<const T*>(a.input) + row * a.n + column, V, u);
+    accumulate_t<P> bias[V] = {};
+    if (a.bias) device::load<true, V>(static_cast<const P*>(a.bias) + column, V, bias);
 #pragma unroll
-  for (int k = 0; k < V; ++k) u[k] = activate<T, act>(u[k] + A(bias[k]));
-  device::store<true, V>(static_cast<T*>(a.output) + at, V, u);
+    for (int k = 0; k < V; ++k) u[k] = activate<T, act>(u[k] + A(bias[k]));
+    device::store<true, V>(static_cast<T*>(a.output) + row * a.n + column, V, u);
+  });
 }
 
 template <class T, class P, int V, Activation act>
@@ -112,7 +107,7 @@ int dispatch_elements(const LinearEpilogue& a, F f) {
   constexpr int kMost = device::kVector<T>, kFew = std::max<int>(1, 4 / sizeof(T));
   if (a.n % kMost != 0 || !aligned16(a.input) || !aligned16(a.bias) || !aligned16(a.output))
     return f(std::integral_constant<int, 1>{});
-  return a.rows * a.n / kMost < int64_t{kThreads} * multiprocessors() ? f(std::integral_constant<int, kFew>{})
+  return a.rows * a.n / kMost < int64_t{kTileThreads} * multiprocessors() ? f(std::integral_constant<int, kFew>{})
                                                                       : f(std::integral_constant<int, kMost>{});
 }
 
@@ -139,9 +134,8 @@ int linear_epilogue(const LinearEpilogue& a, void* stream_handle) {
         constexpr Activation act = decltype(activation)::value;
         return dispatch_elements<T>(a, [&](auto elements) -> int {
           constexpr int V = decltype(elements)::value;
-          const int64_t groups = a.rows * a.n / V;
-          const auto config = launch_config(static_cast<unsigned>(ceil_div(groups, kThreads)), kThreads, stream);
-          return launch_kernel(&epilogue_kernel<T, P, V, act>, config, a, groups);
+          const Tiles tiles = tile(a.rows, a.n / V);
+          return launch_late(&epilogue_kernel<T, P, V, act>, launch_config(tiles.blocks, tiles.threads, stream), a);
         });
       });
     });

@@ -5,13 +5,12 @@
 #include "dependent.cuh"
 #include "device/vector.cuh"
 #include "kernels/lltm.h"
+#include "tiles.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
 using device::accumulate_t;
-
-constexpr int kThreads = 256;
 
 // V elements of each third of a row of gates, or of their bias.
 template <int V, class T>
@@ -21,26 +20,26 @@ __device__ void load_gates(const T* first, int64_t n, accumulate_t<T> (&gates)[3
 }
 
 template <class T, int V>
-__global__ void __launch_bounds__(kThreads) cell_kernel(LltmCell a, int64_t groups) {
+__global__ void __launch_bounds__(kTileThreads) cell_kernel(LltmCell a) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
   using A = accumulate_t<T>;
-  const int64_t group = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (group >= groups) return;
-  const int64_t row = device::quotient(group, a.n / V), column = group * V - row * a.n, at = group * V;
-  A gates[3][V], bias[3][V], old_cell[V], new_h[V], new_cell[V];
-  load_gates<V>(static_cast<const T*>(a.gates) + row * 3 * a.n + column, a.n, gates);
-  load_gates<V>(static_cast<const T*>(a.bias) + column, a.n, bias);
-  device::load<true, V>(static_cast<const T*>(a.old_cell) + at, V, old_cell);
+  at_place<V>(a.rows, a.n, [&](int64_t row, int64_t column) {
+    const int64_t at = row * a.n + column;
+    A gates[3][V], bias[3][V], old_cell[V], new_h[V], new_cell[V];
+    load_gates<V>(static_cast<const T*>(a.gates) + row * 3 * a.n + column, a.n, gates);
+    load_gates<V>(static_cast<const T*>(a.bias) + column, a.n, bias);
+    device::load<true, V>(static_cast<const T*>(a.old_cell) + at, V, old_cell);
 #pragma unroll
-  for (int k = 0; k < V; ++k) {
-    const auto value =
-        cell_of<T>(gates[0][k] + bias[0][k], gates[1][k] + bias[1][k], gates[2][k] + bias[2][k], old_cell[k]);
-    new_h[k] = value.new_h;
-    new_cell[k] = value.new_cell;
-  }
-  device::store<true, V>(static_cast<T*>(a.new_h) + at, V, new_h);
-  device::store<true, V>(static_cast<T*>(a.new_cell) + at, V, new_cell);
+    for (int k = 0; k < V; ++k) {
+      const auto value =
+          cell_of<T>(gates[0][k] + bias[0][k], gates[1][k] + bias[1][k], gates[2][k] + bias[2][k], old_cell[k]);
+      new_h[k] = value.new_h;
+      new_cell[k] = value.new_cell;
+    }
+    device::store<true, V>(static_cast<T*>(a.new_h) + at, V, new_h);
+    device::store<true, V>(static_cast<T*>(a.new_cell) + at, V, new_cell);
+  });
 }
 
 template <class T, int V>
@@ -117,9 +116,8 @@ int lltm_cell(const LltmCell& a, void* stream_handle) {
     using T = typename decltype(t)::type;
     return dispatch_bool(in_vectors<T>(a), [&](auto vectors) -> int {
       constexpr int V = vectors ? device::kVector<T> : 1;
-      const int64_t groups = a.rows * a.n / V;
-      const auto config = launch_config(static_cast<unsigned>(ceil_div(groups, kThreads)), kThreads, stream);
-      return launch_kernel(&cell_kernel<T, V>, config, a, groups);
+      const Tiles tiles = tile(a.rows, a.n / V);
+      return launch_kernel(&cell_kernel<T, V>, launch_config(tiles.blocks, tiles.threads, stream), a);
     });
   });
 }
