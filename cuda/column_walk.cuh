@@ -21,7 +21,7 @@ inline Walk walk_columns(int64_t rows, int64_t groups) {
   y = kWalkThreads / x;
   const int64_t tiles = ceil_div(groups, x);
   const auto chunks_of = [&](int64_t blocks) { return std::max<int64_t>(1, blocks * multiprocessors() / tiles); };
-  const int64_t least = std::min(ceil_div(rows, y), chunks_of(2)), most = std::min<int64_t>(chunks_of(16), 65535);
+  const int64_t least = std::min(ceil_div(rows, y), chunks_of(4)), most = std::min<int64_t>(chunks_of(16), 65535);
   const int64_t chunks = std::min(std::max(ceil_div(rows, y * 8), least), most);
   return {dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(chunks)), dim3(x, y)};
 }

@@ -19,6 +19,12 @@ bool compute90_runs_here();
 // Whether, there, kernels may be launched early, into CUDA graphs too.
 bool early_launch_runs_here();
 
+// Whether a kernel is to be launched early on the stream. In a CUDA graph that pays only behind a kernel that lets it start, which
+// ours alone are known to: behind others it costs up to half a microsecond. In a stream it always pays.
+bool early_launch_pays(cudaStream_t stream);
+// To be called when one of ours has been launched.
+void remember_launch(cudaStream_t stream);
+
 // Until every kernel before this one has ended and its writes are visible. Where it was not launched early, at once.
 __device__ inline void wait_for_earlier_kernels() {
 #if __CUDA_ARCH__ >= 900
@@ -42,27 +48,25 @@ inline cudaLaunchConfig_t launch_config(dim3 blocks, dim3 threads, cudaStream_t 
   return config;
 }
 
-// For a kernel that follows one of another library's, which lets nothing start before its end.
-template <class Kernel, class... Args>
-int launch_late(Kernel* kernel, const cudaLaunchConfig_t& config, const Args&... args) {
-  return cudaLaunchKernelEx(&config, kernel, args...);
-}
-
 // `config` may have one attribute of its own.
 template <class Kernel, class... Args>
 int launch_kernel(Kernel* kernel, cudaLaunchConfig_t config, const Args&... args) {
   cudaLaunchAttribute attributes[2];
   std::copy_n(config.attrs, config.numAttrs, attributes);
   config.attrs = attributes;
-  if (early_launch_runs_here()) {
+  const auto launch = [&] { return cudaLaunchKernelEx(&config, kernel, args...); };
+  cudaError_t status = cudaErrorUnknown;
+  if (early_launch_pays(config.stream)) {
     cudaLaunchAttribute& early = attributes[config.numAttrs++];
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    if (cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess) return cudaSuccess;
-    cudaGetLastError();  // forget it
+    status = launch();
     --config.numAttrs;
+    if (status != cudaSuccess) cudaGetLastError();  // forget it
   }
-  return cudaLaunchKernelEx(&config, kernel, args...);
+  if (status != cudaSuccess) status = launch();
+  if (status == cudaSuccess) remember_launch(config.stream);
+  return status;
 }
 
 }  // namespace fastops::FASTOPS_ARCH

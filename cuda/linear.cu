@@ -69,6 +69,38 @@ __global__ void __launch_bounds__(kTileThreads) epilogue_kernel(LinearEpilogue a
   });
 }
 
+// Rows that are not whole vectors: groups of V of all numbers, the last one of what is left.
+template <class T, class P, int V, Activation act>
+__global__ void __launch_bounds__(kTileThreads) epilogue_ragged_kernel(LinearEpilogue a) {
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+  using A = accumulate_t<T>;
+  const int64_t at = (static_cast<int64_t>(blockIdx.x) * kTileThreads + threadIdx.x) * V, left = a.rows * a.n - at;
+  if (left <= 0) return;
+  const auto* input = static_cast<const T*>(a.input) + at;
+  auto* output = static_cast<T*>(a.output) + at;
+  A u[V];
+  if (left >= V)
+    device::load<true, V>(input, V, u);
+  else
+    device::load<false, V>(input, left, u);
+  if (a.bias) {
+    const auto* bias = static_cast<const P*>(a.bias);
+    int64_t column = at - device::quotient(at, a.n) * a.n;
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+      u[k] += A(device::widen(bias[column]));
+      if (++column == a.n) column = 0;
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < V; ++k) u[k] = activate<T, act>(u[k]);
+  if (left >= V)
+    device::store<true, V>(output, V, u);
+  else
+    device::store<false, V>(output, left, u);
+}
+
 template <class T, class P, int V, Activation act>
 __global__ void __launch_bounds__(kWalkThreads) epilogue_backward_kernel(LinearEpilogueBackward a) {
   wait_for_earlier_kernels();
@@ -101,14 +133,18 @@ __global__ void __launch_bounds__(kWalkThreads) epilogue_backward_kernel(LinearE
   });
 }
 
-// f(std::integral_constant<int, V>) for a thread's elements: 16 bytes, or 4 where those would leave multiprocessors idle.
+// f(elements of a thread, whether they may be of two rows), both as types: 16 bytes, or 4 where those would leave
+// multiprocessors idle.
 template <class T, class F>
 int dispatch_elements(const LinearEpilogue& a, F f) {
   constexpr int kMost = device::kVector<T>, kFew = std::max<int>(1, 4 / sizeof(T));
-  if (a.n % kMost != 0 || !aligned16(a.input) || !aligned16(a.bias) || !aligned16(a.output))
-    return f(std::integral_constant<int, 1>{});
-  return a.rows * a.n / kMost < int64_t{kTileThreads} * multiprocessors() ? f(std::integral_constant<int, kFew>{})
-                                                                      : f(std::integral_constant<int, kMost>{});
+  if (aligned16(a.input) && aligned16(a.output)) {
+    const bool many = a.rows * a.n / kMost >= int64_t{kTileThreads} * multiprocessors(), whole = aligned16(a.bias);
+    if (many && whole && a.n % kMost == 0) return f(std::integral_constant<int, kMost>{}, std::false_type{});
+    if (many) return f(std::integral_constant<int, kMost>{}, std::true_type{});
+    if (whole && a.n % kFew == 0) return f(std::integral_constant<int, kFew>{}, std::false_type{});
+  }
+  return f(std::integral_constant<int, 1>{}, std::false_type{});
 }
 
 template <class T>
@@ -132,10 +168,13 @@ int linear_epilogue(const LinearEpilogue& a, void* stream_handle) {
       using P = typename decltype(p)::type;
       return dispatch_activation(a.activation, [&](auto activation) -> int {
         constexpr Activation act = decltype(activation)::value;
-        return dispatch_elements<T>(a, [&](auto elements) -> int {
+        return dispatch_elements<T>(a, [&](auto elements, auto ragged) -> int {
           constexpr int V = decltype(elements)::value;
-          const Tiles tiles = tile(a.rows, a.n / V);
-          return launch_late(&epilogue_kernel<T, P, V, act>, launch_config(tiles.blocks, tiles.threads, stream), a);
+          const auto with = [&](auto* kernel, const Tiles& tiles) {
+            return launch_kernel(kernel, launch_config(tiles.blocks, tiles.threads, stream), a);
+          };
+          if constexpr (ragged) return with(&epilogue_ragged_kernel<T, P, V, act>, run(ceil_div(a.rows * a.n, V)));
+          else return with(&epilogue_kernel<T, P, V, act>, tile(a.rows, a.n / V));
         });
       });
     });
