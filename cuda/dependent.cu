@@ -27,52 +27,53 @@ bool early_launch_runs_here() {
 
 namespace {
 
-// A place in a CUDA graph that is being captured: the node that the next one of the stream comes behind.
+// Where in a capture a stream is: the one node that its next one comes behind.
 struct Place {
   unsigned long long capture = 0;
   cudaGraphNode_t node = nullptr;
 };
 
-// Whether the stream is being captured, and where.
-bool capturing(cudaStream_t stream, Place& place) {
-#if CUDART_VERSION >= 12030
+// Whether the stream is captured, and where.
+bool captured(cudaStream_t stream, Place& place) {
+#if CUDART_VERSION < 12030
+  return false;
+#else
+#if CUDART_VERSION < 13000
+  const auto ask = cudaStreamGetCaptureInfo_v3;
+#else
+  const auto ask = cudaStreamGetCaptureInfo;
+#endif
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   const cudaGraphNode_t* nodes = nullptr;
-  size_t count = 0;
-#if CUDART_VERSION >= 13000
-  const auto ask = cudaStreamGetCaptureInfo;
-#else
-  const auto ask = cudaStreamGetCaptureInfo_v3;
-#endif
   const cudaGraphEdgeData* edges = nullptr;
+  size_t count = 0;
   if (ask(stream, &status, &place.capture, nullptr, &nodes, &edges, &count) != cudaSuccess) {
-    cudaGetLastError();  // forget it: the launch says what is wrong
+    cudaGetLastError();  // forget it: the launch will say it
     return false;
   }
   if (status != cudaStreamCaptureStatusActive) return false;
   place.node = count == 1 ? nodes[0] : nullptr;
   return true;
-#else
-  return false;
 #endif
 }
 
-// Of the kernel of ours that was captured last, by any thread: the backward's are launched by threads of their own. Where two
-// captures mix, a launch may be early that had better not be, or the other way round.
+// Our kernel that was captured last, by any thread: autograd has its own for the backward. Where threads capture at once, these
+// may be of two, and a launch is not the best one.
 std::atomic<unsigned long long> last_capture{0};
 std::atomic<cudaGraphNode_t> last_node{nullptr};
 
 }  // namespace
 
-bool early_launch_pays(cudaStream_t stream) {
-  if (!early_launch_runs_here()) return false;
+Launch::Launch(cudaStream_t stream) : stream_(stream) {
+  if (!early_launch_runs_here()) return;
   Place place;
-  return !capturing(stream, place) || (place.node && place.node == last_node && place.capture == last_capture);
+  captured_ = captured(stream, place);
+  early_ = !captured_ || (place.node && place.node == last_node && place.capture == last_capture);
 }
 
-void remember_launch(cudaStream_t stream) {
+void Launch::made() const {
   Place place;
-  if (!early_launch_runs_here() || !capturing(stream, place)) return;
+  if (!captured_ || !captured(stream_, place)) return;
   last_capture = place.capture;
   last_node = place.node;
 }

@@ -19,11 +19,21 @@ bool compute90_runs_here();
 // Whether, there, kernels may be launched early, into CUDA graphs too.
 bool early_launch_runs_here();
 
-// Whether a kernel is to be launched early on the stream. In a CUDA graph that pays only behind a kernel that lets it start, which
-// ours alone are known to: behind others it costs up to half a microsecond. In a stream it always pays.
-bool early_launch_pays(cudaStream_t stream);
-// To be called when one of ours has been launched.
-void remember_launch(cudaStream_t stream);
+// A launch on a stream that may be captured into a CUDA graph.
+class Launch {
+ public:
+  explicit Launch(cudaStream_t stream);
+
+  // Whether it is to be early. In a graph that pays behind a kernel that lets it start, which only ours are known to do;
+  // behind others it costs up to half a microsecond. Outside it always pays.
+  bool early() const { return early_; }
+  // Once it has been made: what comes behind it may be early.
+  void made() const;
+
+ private:
+  cudaStream_t stream_;
+  bool captured_ = false, early_ = false;
+};
 
 // Until every kernel before this one has ended and its writes are visible. Where it was not launched early, at once.
 __device__ inline void wait_for_earlier_kernels() {
@@ -54,9 +64,10 @@ int launch_kernel(Kernel* kernel, cudaLaunchConfig_t config, const Args&... args
   cudaLaunchAttribute attributes[2];
   std::copy_n(config.attrs, config.numAttrs, attributes);
   config.attrs = attributes;
+  const Launch place(config.stream);
   const auto launch = [&] { return cudaLaunchKernelEx(&config, kernel, args...); };
   cudaError_t status = cudaErrorUnknown;
-  if (early_launch_pays(config.stream)) {
+  if (place.early()) {
     cudaLaunchAttribute& early = attributes[config.numAttrs++];
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
@@ -65,7 +76,7 @@ int launch_kernel(Kernel* kernel, cudaLaunchConfig_t config, const Args&... args
     if (status != cudaSuccess) cudaGetLastError();  // forget it
   }
   if (status != cudaSuccess) status = launch();
-  if (status == cudaSuccess) remember_launch(config.stream);
+  if (status == cudaSuccess) place.made();
   return status;
 }
 

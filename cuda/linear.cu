@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kTileThreads) epilogue_kernel(LinearEpilogue a
   });
 }
 
-// Rows that are not whole vectors: groups of V of all numbers, the last one of what is left.
+// Rows of V columns or more that are not whole vectors: groups of V of all numbers, the last one of what is left.
 template <class T, class P, int V, Activation act>
 __global__ void __launch_bounds__(kTileThreads) epilogue_ragged_kernel(LinearEpilogue a) {
   wait_for_earlier_kernels();
@@ -78,23 +78,21 @@ __global__ void __launch_bounds__(kTileThreads) epilogue_ragged_kernel(LinearEpi
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * kTileThreads + threadIdx.x) * V, left = a.rows * a.n - at;
   if (left <= 0) return;
   const auto* input = static_cast<const T*>(a.input) + at;
+  const auto* bias = static_cast<const P*>(a.bias);
   auto* output = static_cast<T*>(a.output) + at;
   A u[V];
   if (left >= V)
     device::load<true, V>(input, V, u);
   else
     device::load<false, V>(input, left, u);
-  if (a.bias) {
-    const auto* bias = static_cast<const P*>(a.bias);
-    int64_t column = at - device::quotient(at, a.n) * a.n;
+  accumulate_t<P> added[V] = {};
+  if (bias) {
+    const auto n = static_cast<unsigned>(a.n), first = static_cast<unsigned>(at - device::quotient(at, a.n) * a.n);
 #pragma unroll
-    for (int k = 0; k < V; ++k) {
-      u[k] += A(device::widen(bias[column]));
-      if (++column == a.n) column = 0;
-    }
+    for (unsigned k = 0; k < V; ++k) added[k] = device::widen(bias[min(first + k, first + k - n)]);  // below 0 is large
   }
 #pragma unroll
-  for (int k = 0; k < V; ++k) u[k] = activate<T, act>(u[k]);
+  for (int k = 0; k < V; ++k) u[k] = activate<T, act>(u[k] + A(added[k]));
   if (left >= V)
     device::store<true, V>(output, V, u);
   else
@@ -139,10 +137,13 @@ template <class T, class F>
 int dispatch_elements(const LinearEpilogue& a, F f) {
   constexpr int kMost = device::kVector<T>, kFew = std::max<int>(1, 4 / sizeof(T));
   if (aligned16(a.input) && aligned16(a.output)) {
-    const bool many = a.rows * a.n / kMost >= int64_t{kTileThreads} * multiprocessors(), whole = aligned16(a.bias);
-    if (many && whole && a.n % kMost == 0) return f(std::integral_constant<int, kMost>{}, std::false_type{});
-    if (many) return f(std::integral_constant<int, kMost>{}, std::true_type{});
-    if (whole && a.n % kFew == 0) return f(std::integral_constant<int, kFew>{}, std::false_type{});
+    const int64_t groups = a.rows * a.n / kMost, enough = int64_t{kTileThreads} * multiprocessors();
+    const bool whole = aligned16(a.bias), words = whole && a.n % kFew == 0;
+    if (whole && a.n % kMost == 0 && groups >= enough)
+      return f(std::integral_constant<int, kMost>{}, std::false_type{});
+    if (a.n >= kMost && a.n < INT32_MAX && groups >= (words ? 2 : 1) * enough)
+      return f(std::integral_constant<int, kMost>{}, std::true_type{});
+    if (words) return f(std::integral_constant<int, kFew>{}, std::false_type{});
   }
   return f(std::integral_constant<int, 1>{}, std::false_type{});
 }
@@ -170,11 +171,13 @@ int linear_epilogue(const LinearEpilogue& a, void* stream_handle) {
         constexpr Activation act = decltype(activation)::value;
         return dispatch_elements<T>(a, [&](auto elements, auto ragged) -> int {
           constexpr int V = decltype(elements)::value;
-          const auto with = [&](auto* kernel, const Tiles& tiles) {
-            return launch_kernel(kernel, launch_config(tiles.blocks, tiles.threads, stream), a);
-          };
-          if constexpr (ragged) return with(&epilogue_ragged_kernel<T, P, V, act>, run(ceil_div(a.rows * a.n, V)));
-          else return with(&epilogue_kernel<T, P, V, act>, tile(a.rows, a.n / V));
+          if constexpr (ragged) {
+            const auto blocks = static_cast<unsigned>(ceil_div(ceil_div(a.rows * a.n, V), kTileThreads));
+            return launch_kernel(&epilogue_ragged_kernel<T, P, V, act>, launch_config(blocks, kTileThreads, stream), a);
+          } else {
+            const Tiles tiles = tile(a.rows, a.n / V);
+            return launch_kernel(&epilogue_kernel<T, P, V, act>, launch_config(tiles.blocks, tiles.threads, stream), a);
+          }
         });
       });
     });

@@ -24,9 +24,6 @@ inline Tiles tile(int64_t rows, int64_t groups) {
           dim3(x, y)};
 }
 
-// Threads in a line.
-inline Tiles run(int64_t threads) { return {dim3(static_cast<unsigned>(ceil_div(threads, kTileThreads))), dim3(kTileThreads)}; }
-
 // f(row, column) for the thread's group of V columns, the first of which that is.
 template <int V, class F>
 __device__ inline void at_place(int64_t rows, int64_t n, const F& f) {

@@ -1,10 +1,12 @@
 """Kernels come onto the card while the one before them ends; results are those of calls one by one all the same.
 
-Behind each other in recycled memory, behind copies and sets, between streams, in CUDA graphs.
+Behind each other in recycled memory, behind copies and sets, between streams, in CUDA graphs; there, behind our kernels
+alone.
 """
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Callable
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import fastops
 from fastops.selftest.checks import same_bits
 
 HALF = torch.bfloat16
@@ -192,3 +195,58 @@ def test_in_a_cuda_graph(rows: int, n: int, seed: int, cuda: torch.device) -> No
             graph.replay()
             found = torch.ops.fastops.axpby(out, out, 1.0, 0.0)  # right behind it
             assert same_bits(found, right)
+
+
+class _Edge(ctypes.Structure):
+    """CUgraphEdgeData."""
+
+    _fields_ = [(name, ctypes.c_ubyte) for name in ("from_port", "to_port", "type")] + [("rest", ctypes.c_ubyte * 5)]
+
+
+def early_edges(work: Callable[[], object]) -> list[bool]:
+    """Of each edge of a captured chain, in its order, whether its kernel is launched early."""
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph):
+        kept = work()
+    count = ctypes.c_size_t()
+    ask = ctypes.CDLL("libcuda.so.1").cuGraphGetEdges_v2
+    of = ctypes.c_void_p(graph.raw_cuda_graph())
+    assert ask(of, None, None, None, ctypes.byref(count)) == 0
+    nodes = ctypes.c_void_p * count.value
+    begins, ends, edges = nodes(), nodes(), (_Edge * count.value)()
+    assert ask(of, begins, ends, edges, ctypes.byref(count)) == 0
+    del kept
+    early = {begin: (end, edge.type == 1) for begin, end, edge in zip(begins, ends, edges, strict=True)}
+    (node,) = set(begins) - set(ends)
+    found = []
+    while node in early:
+        node, value = early[node]
+        found.append(value)
+    return found
+
+
+def test_in_a_cuda_graph_early_behind_ours_alone(cuda: torch.device) -> None:
+    if torch.cuda.get_device_capability(cuda) < (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    ops = torch.ops.fastops
+    x = torch.randn(64, 1024, device=cuda, dtype=HALF)
+    layer = torch.nn.Linear(1024, 1024, device=cuda, dtype=HALF)
+
+    def forward() -> Tensor:
+        return ops.square(ops.relu(torch.neg(ops.layer_norm(ops.square(x)))))
+
+    def backward() -> tuple[Tensor, ...]:  # which autograd's thread launches
+        leaf = x.detach().requires_grad_()
+        y = fastops.layer_norm(leaf, (1024,))
+        return y, *torch.autograd.grad(y, leaf, x)
+
+    def product() -> Tensor:
+        return fastops.linear(x, layer.weight, layer.bias, "gelu").square_()
+
+    for work in (forward, backward, product):
+        work()
+    torch.cuda.synchronize()
+    # square, layer_norm early, torch's neg, relu behind it, square early
+    assert early_edges(forward) == [True, False, False, True]
+    assert all(early_edges(backward))
+    assert not any(early_edges(product))

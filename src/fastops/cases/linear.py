@@ -73,11 +73,16 @@ def samples() -> Iterator[Sample]:
         yield sample("many_rows", a, (4099,), 16, 19, large=True)
         yield sample("whole_words", a, (37,), 16, 64)
         yield sample("whole_vectors", a, (300,), 8, 1024, large=True)
+        yield sample("part_vectors", a, (1401,), 8, 451, large=True)
     for a in ("gelu", "relu"):
         yield sample("one", a, (1,), 1, 1)
         yield sample("vector", a, (), 5, 3)
         yield sample("long", a, (3,), 4, 4099, bias="f32")
         yield sample("whole_vectors_f32_bias", a, (300,), 8, 1024, bias="f32", large=True)
+        yield sample("whole_vectors_misaligned_bias", a, (300,), 8, 1024, b=misaligned, large=True)
+        yield sample("part_vectors_f32_bias", a, (1401,), 8, 451, bias="f32", large=True)
+        yield sample("part_vectors_no_bias", a, (1401,), 8, 451, bias=None, large=True)
+        yield sample("short_rows", a, (120001,), 4, 3, large=True)
         yield sample("no_features_in", a, (3,), 0, 5)
         for layout in LAYOUTS:
             yield sample(f"{layout.__name__}_input", a, (37,), 31, 33, x=layout)
