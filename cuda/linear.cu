@@ -131,32 +131,47 @@ __global__ void __launch_bounds__(kWalkThreads) epilogue_backward_kernel(LinearE
   });
 }
 
-// f(elements of a thread, whether they may be of two rows), both as types: 16 bytes, or 4 where those would leave
-// multiprocessors idle.
+// Elements of a thread: 16 bytes, or 4 where those would leave multiprocessors idle.
+template <class T>
+constexpr int kMost = device::kVector<T>;
+template <class T>
+constexpr int kFew = std::max<int>(1, 4 / sizeof(T));
+
+// Groups of 16 bytes from which every multiprocessor has work.
+inline int64_t enough_groups() { return int64_t{kTileThreads} * multiprocessors(); }
+
+// f(elements of a thread, whether they may be of two rows), both as types.
 template <class T, class F>
 int dispatch_elements(const LinearEpilogue& a, F f) {
-  constexpr int kMost = device::kVector<T>, kFew = std::max<int>(1, 4 / sizeof(T));
   if (aligned16(a.input) && aligned16(a.output)) {
-    const int64_t groups = a.rows * a.n / kMost, enough = int64_t{kTileThreads} * multiprocessors();
-    const bool whole = aligned16(a.bias), words = whole && a.n % kFew == 0;
-    if (whole && a.n % kMost == 0 && groups >= enough)
-      return f(std::integral_constant<int, kMost>{}, std::false_type{});
-    if (a.n >= kMost && a.n < INT32_MAX && groups >= (words ? 2 : 1) * enough)
-      return f(std::integral_constant<int, kMost>{}, std::true_type{});
-    if (words) return f(std::integral_constant<int, kFew>{}, std::false_type{});
+    const int64_t groups = a.rows * a.n / kMost<T>, enough = enough_groups();
+    const bool whole = aligned16(a.bias), words = whole && a.n % kFew<T> == 0;
+    if (whole && a.n % kMost<T> == 0 && groups >= enough)
+      return f(std::integral_constant<int, kMost<T>>{}, std::false_type{});
+    if (a.n >= kMost<T> && a.n < INT32_MAX && groups >= (words ? 2 : 1) * enough)
+      return f(std::integral_constant<int, kMost<T>>{}, std::true_type{});
+    if (words) return f(std::integral_constant<int, kFew<T>>{}, std::false_type{});
   }
   return f(std::integral_constant<int, 1>{}, std::false_type{});
 }
 
 template <class T>
-bool in_vectors(const LinearEpilogueBackward& a) {
-  return !few(a.rows * a.n) && a.n % device::kVector<T> == 0 && aligned16(a.grad) && aligned16(a.saved) &&
-         aligned16(a.bias) && aligned16(a.grad_input);
+int elements_of(const LinearEpilogueBackward& a) {
+  const bool aligned = aligned16(a.grad) && aligned16(a.saved) && aligned16(a.bias) && aligned16(a.grad_input);
+  if (aligned && a.n % kMost<T> == 0 && a.rows * a.n / kMost<T> >= enough_groups()) return kMost<T>;
+  return aligned && a.n % kFew<T> == 0 ? kFew<T> : 1;
 }
 
 template <class T>
 Walk walk_of(const LinearEpilogueBackward& a) {
-  return walk_columns(a.rows, a.n / (in_vectors<T>(a) ? device::kVector<T> : 1));
+  return walk_columns(a.rows, a.n / elements_of<T>(a));
+}
+
+template <class T, class F>
+int dispatch_elements(const LinearEpilogueBackward& a, F f) {
+  const int elements = elements_of<T>(a);
+  if (elements == kMost<T>) return f(std::integral_constant<int, kMost<T>>{});
+  return elements == kFew<T> ? f(std::integral_constant<int, kFew<T>>{}) : f(std::integral_constant<int, 1>{});
 }
 
 }  // namespace
@@ -203,8 +218,8 @@ int linear_epilogue_backward(const LinearEpilogueBackward& a, void* stream_handl
       using P = typename decltype(p)::type;
       return dispatch_activation(a.activation, [&](auto activation) -> int {
         constexpr Activation act = decltype(activation)::value;
-        return dispatch_bool(in_vectors<T>(a), [&](auto vectors) -> int {
-          constexpr int V = vectors ? device::kVector<T> : 1;
+        return dispatch_elements<T>(a, [&](auto elements) -> int {
+          constexpr int V = decltype(elements)::value;
           return launch_kernel(&epilogue_backward_kernel<T, P, V, act>, config, a);
         });
       });

@@ -188,7 +188,7 @@ def test_the_current_stream(cuda: torch.device) -> None:
     y, z = torch.zeros(1, device=cuda), torch.empty(1, device=cuda)
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        spin(y, 1_000_000_000)
+        spin(y, 4_000_000_000)  # long enough for a busy machine
         busy = not stream.query()
         shift()(y, z, 1)  # behind it on the same stream
         still_busy = not stream.query()
