@@ -45,7 +45,7 @@ bool captured(cudaStream_t stream, Place& place) {
 #endif
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   const cudaGraphNode_t* nodes = nullptr;
-  const cudaGraphEdgeData* edges = nullptr;
+  const cudaGraphEdgeData* edges = nullptr;  // without asking for them the call fails where one is of another kind
   size_t count = 0;
   if (ask(stream, &status, &place.capture, nullptr, &nodes, &edges, &count) != cudaSuccess) {
     cudaGetLastError();  // forget it: the launch will say it
@@ -58,20 +58,20 @@ bool captured(cudaStream_t stream, Place& place) {
 }
 
 // Our kernel that was captured last, by any thread: autograd has its own for the backward. Where threads capture at once, these
-// may be of two, and a launch is not the best one.
+// may be of two, and a launch is late that could be early, or the other way round.
 std::atomic<unsigned long long> last_capture{0};
 std::atomic<cudaGraphNode_t> last_node{nullptr};
 
 }  // namespace
 
-Launch::Launch(cudaStream_t stream) : stream_(stream) {
+Placement::Placement(cudaStream_t stream) : stream_(stream) {
   if (!early_launch_runs_here()) return;
   Place place;
   captured_ = captured(stream, place);
   early_ = !captured_ || (place.node && place.node == last_node && place.capture == last_capture);
 }
 
-void Launch::made() const {
+void Placement::remember() const {
   Place place;
   if (!captured_ || !captured(stream_, place)) return;
   last_capture = place.capture;

@@ -19,16 +19,16 @@ bool compute90_runs_here();
 // Whether, there, kernels may be launched early, into CUDA graphs too.
 bool early_launch_runs_here();
 
-// A launch on a stream that may be captured into a CUDA graph.
-class Launch {
+// Where a launch comes in its stream, which may be captured into a CUDA graph.
+class Placement {
  public:
-  explicit Launch(cudaStream_t stream);
+  explicit Placement(cudaStream_t stream);
 
-  // Whether it is to be early. In a graph that pays behind a kernel that lets it start, which only ours are known to do;
-  // behind others it costs up to half a microsecond. Outside it always pays.
+  // Whether the launch is to be early. In a graph that pays behind a kernel that lets it start, which only ours are known to
+  // do; behind others it mostly costs, up to half a microsecond. Outside it always pays.
   bool early() const { return early_; }
-  // Once it has been made: what comes behind it may be early.
-  void made() const;
+  // Once it has been made: the next one may be early.
+  void remember() const;
 
  private:
   cudaStream_t stream_;
@@ -64,10 +64,10 @@ int launch_kernel(Kernel* kernel, cudaLaunchConfig_t config, const Args&... args
   cudaLaunchAttribute attributes[2];
   std::copy_n(config.attrs, config.numAttrs, attributes);
   config.attrs = attributes;
-  const Launch place(config.stream);
+  const Placement placement(config.stream);
   const auto launch = [&] { return cudaLaunchKernelEx(&config, kernel, args...); };
   cudaError_t status = cudaErrorUnknown;
-  if (place.early()) {
+  if (placement.early()) {
     cudaLaunchAttribute& early = attributes[config.numAttrs++];
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
@@ -76,7 +76,7 @@ int launch_kernel(Kernel* kernel, cudaLaunchConfig_t config, const Args&... args
     if (status != cudaSuccess) cudaGetLastError();  // forget it
   }
   if (status != cudaSuccess) status = launch();
-  if (status == cudaSuccess) place.made();
+  if (status == cudaSuccess) placement.remember();
   return status;
 }
 

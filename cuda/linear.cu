@@ -89,7 +89,8 @@ __global__ void __launch_bounds__(kTileThreads) epilogue_ragged_kernel(LinearEpi
   if (bias) {
     const auto n = static_cast<unsigned>(a.n), first = static_cast<unsigned>(at - device::quotient(at, a.n) * a.n);
 #pragma unroll
-    for (unsigned k = 0; k < V; ++k) added[k] = device::widen(bias[min(first + k, first + k - n)]);  // below 0 is large
+    for (unsigned k = 0; k < V; ++k)
+      added[k] = device::widen(bias[min(first + k, first + k - n)]);  // what is below 0 is large
   }
 #pragma unroll
   for (int k = 0; k < V; ++k) u[k] = activate<T, act>(u[k] + A(added[k]));
@@ -148,6 +149,7 @@ int dispatch_elements(const LinearEpilogue& a, F f) {
     const bool whole = aligned16(a.bias), words = whole && a.n % kFew<T> == 0;
     if (whole && a.n % kMost<T> == 0 && groups >= enough)
       return f(std::integral_constant<int, kMost<T>>{}, std::false_type{});
+    // Words are as fast while there are not many.
     if (a.n >= kMost<T> && a.n < INT32_MAX && groups >= (words ? 2 : 1) * enough)
       return f(std::integral_constant<int, kMost<T>>{}, std::true_type{});
     if (words) return f(std::integral_constant<int, kFew<T>>{}, std::false_type{});

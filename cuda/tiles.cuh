@@ -11,7 +11,7 @@ struct Tiles {
   dim3 blocks, threads;
 };
 
-// As wide as the row, or what leaves fewest threads of whole warps without columns.
+// As wide as the row, or narrower, down to a warp, where fewer threads are without columns then.
 inline Tiles tile(int64_t rows, int64_t groups) {
   const auto padded = [&](unsigned x) { return ceil_div(groups, x) * x; };
   unsigned x = 1;
@@ -24,7 +24,7 @@ inline Tiles tile(int64_t rows, int64_t groups) {
           dim3(x, y)};
 }
 
-// f(row, column) for the thread's group of V columns, the first of which that is.
+// f(row, first column) for the thread's groups of V columns, mostly one. V divides n.
 template <int V, class F>
 __device__ inline void at_place(int64_t rows, int64_t n, const F& f) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;

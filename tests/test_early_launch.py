@@ -27,6 +27,7 @@ SIZES = [
     (65, 192),
     (64, 4096),
     (3000, 61),
+    (4000, 451),
     (4000, 1024),
     (2000, 4096),
     (70, 40000),
@@ -226,8 +227,8 @@ def early_edges(work: Callable[[], object]) -> list[bool]:
 
 
 def test_in_a_cuda_graph_early_behind_ours_alone(cuda: torch.device) -> None:
-    if torch.cuda.get_device_capability(cuda) < (9, 0):
-        pytest.skip("needs compute capability 9.0")
+    if torch.cuda.get_device_capability(cuda) < (9, 0) or torch._C._cuda_getDriverVersion() < 12030:
+        pytest.skip("needs compute capability 9.0 and a driver for CUDA 12.3")
     ops = torch.ops.fastops
     x = torch.randn(64, 1024, device=cuda, dtype=HALF)
     layer = torch.nn.Linear(1024, 1024, device=cuda, dtype=HALF)
@@ -249,4 +250,7 @@ def test_in_a_cuda_graph_early_behind_ours_alone(cuda: torch.device) -> None:
     # square, layer_norm early, torch's neg, relu behind it, square early
     assert early_edges(forward) == [True, False, False, True]
     assert all(early_edges(backward))
-    assert not any(early_edges(product))
+    assert early_edges(product)[-2:] == [
+        False,
+        False,
+    ]  # from torch's product to our pass, and from there to torch's square_
