@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,19 @@ def test_plot(ending: str, tmp_path: Path) -> None:
     starts = {".png": b"\x89PNG", ".svg": b"<?xml"}
     for file in (picture, tmp_path / f"picture-host{ending}"):
         assert file.read_bytes().startswith(starts[ending])
+
+
+def test_plot_keeps_numbers_of_rows_apart(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    found = content()
+    for name, several in (("one", []), ("two", [r | {"rows": 37} for r in found["results"]])):
+        file = tmp_path / f"{name}.svg"
+        plot.write(found | {"results": [*found["results"], *several]}, str(file))
+        titles = [f"layer_norm {d}, bf16, cuda:0" for d in work.DIRECTIONS]
+        if several:
+            titles = [f"{title}, {rows} rows" for rows in (4096, 37) for title in titles]
+        shown = re.findall("<!-- (layer_norm .*) -->", file.read_text())
+        assert shown == titles
 
 
 def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

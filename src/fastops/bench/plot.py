@@ -48,21 +48,24 @@ def write(content: dict[str, Any], file: str) -> list[str]:
 
 
 def _shares(content: dict[str, Any], file: str) -> None:
+    """A line of panels for each op, dtype and device, and each number of rows where row lengths come with several."""
     results = [r for r in content["results"] if not r["refused"]]
-    groups = list(dict.fromkeys((r["op"], r["dtype"], r["device"]) for r in results))
+    apart = _with_several_rows(results)
+    of_panel = {id(r): (*_group(r), _rows(r) if _group(r) in apart else "") for r in results}
+    groups = list(dict.fromkeys(of_panel.values()))
     figure = _figure(4.2 * len(DIRECTIONS), 0.6 + 2.8 * len(groups))
     panels = figure.subplots(len(groups), len(DIRECTIONS), squeeze=False, sharey="row")
     names = list(dict.fromkeys(r["implementation"] for r in results))
-    for line, (op, dtype, device) in zip(panels, groups, strict=True):
+    for line, group in zip(panels, groups, strict=True):
+        op, dtype, device, rows = group
         for panel, direction in zip(line, DIRECTIONS, strict=True):
-            chosen = [r for r in results if (r["op"], r["dtype"], r["device"]) == (op, dtype, device)]
-            chosen = [r for r in chosen if r["direction"] == direction]
+            chosen = [r for r in results if of_panel[id(r)] == group and r["direction"] == direction]
             for k, name in enumerate(names):
                 points = sorted((r["columns"], r["share_of_copy"]) for r in chosen if r["implementation"] == name)
                 if points:
                     style = {"color": _COLOURS.get(name), "zorder": 3 - k / 10}  # fastops, the first, on top
                     panel.plot(*zip(*points, strict=True), marker="o", markersize=4, label=name, **style)
-            panel.set_title(f"{op} {direction}, {dtype}, {device}", fontsize=9)
+            panel.set_title(f"{op} {direction}, {dtype}, {device}{rows and f', {rows}'}", fontsize=9)
             panel.set_xscale("log", base=2)
             lengths = sorted({r["columns"] for r in chosen})
             panel.set_xticks(lengths, [str(n) for n in lengths], fontsize=8, rotation=30)
@@ -74,6 +77,22 @@ def _shares(content: dict[str, Any], file: str) -> None:
     handles = {label: h for p in panels.flat for h, label in zip(*p.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles), frameon=False)
     figure.savefig(file)
+
+
+def _group(result: dict[str, Any]) -> tuple[str, str, str]:
+    return result["op"], result["dtype"], result["device"]
+
+
+def _rows(result: dict[str, Any]) -> str:
+    rows, features = result["rows"], result.get("in_features")
+    return f"{rows} rows" if features is None else f"{rows} rows of {features} features"
+
+
+def _with_several_rows(results: Sequence[dict[str, Any]]) -> set[tuple[str, str, str]]:
+    found: dict[tuple[tuple[str, str, str], int], set[str]] = {}
+    for r in results:
+        found.setdefault((_group(r), r["columns"]), set()).add(_rows(r))
+    return {group for (group, _), rows in found.items() if len(rows) > 1}
 
 
 def _figure(width: float, height: float) -> Any:
