@@ -15,6 +15,9 @@ bool compute90_runs_here() {
   }) == 1;
 }
 
+namespace {
+
+// Whether, there, kernels may be launched early, into CUDA graphs too.
 bool early_launch_runs_here() {
   constexpr int kGraphs = 12030;  // their first version with such edges
   static const int driver = [] {
@@ -24,8 +27,6 @@ bool early_launch_runs_here() {
   }();
   return CUDART_VERSION >= kGraphs && driver >= kGraphs && compute90_runs_here();
 }
-
-namespace {
 
 // Where in a capture a stream is: the one node that its next one comes behind.
 struct Place {

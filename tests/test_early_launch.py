@@ -247,10 +247,8 @@ def test_in_a_cuda_graph_early_behind_ours_alone(cuda: torch.device) -> None:
     for work in (forward, backward, product):
         work()
     torch.cuda.synchronize()
-    # square, layer_norm early, torch's neg, relu behind it, square early
+    # square, layer_norm early, torch's neg, relu behind it, square early.
     assert early_edges(forward) == [True, False, False, True]
     assert all(early_edges(backward))
-    assert early_edges(product)[-2:] == [
-        False,
-        False,
-    ]  # from torch's product to our pass, and from there to torch's square_
+    # From torch's product to our pass, and from there to torch's square_.
+    assert early_edges(product)[-2:] == [False, False]

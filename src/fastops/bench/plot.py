@@ -51,15 +51,18 @@ def _shares(content: dict[str, Any], file: str) -> None:
     """A line of panels for each op, dtype and device, and each number of rows where row lengths come with several."""
     results = [r for r in content["results"] if not r["refused"]]
     apart = _with_several_rows(results)
-    of_panel = {id(r): (*_group(r), _rows(r) if _group(r) in apart else "") for r in results}
-    groups = list(dict.fromkeys(of_panel.values()))
+
+    def line_of(result: dict[str, Any]) -> tuple[str, ...]:
+        return *_group(result), _rows(result) if _group(result) in apart else ""
+
+    groups = list(dict.fromkeys(map(line_of, results)))
     figure = _figure(4.2 * len(DIRECTIONS), 0.6 + 2.8 * len(groups))
     panels = figure.subplots(len(groups), len(DIRECTIONS), squeeze=False, sharey="row")
     names = list(dict.fromkeys(r["implementation"] for r in results))
     for line, group in zip(panels, groups, strict=True):
         op, dtype, device, rows = group
         for panel, direction in zip(line, DIRECTIONS, strict=True):
-            chosen = [r for r in results if of_panel[id(r)] == group and r["direction"] == direction]
+            chosen = [r for r in results if line_of(r) == group and r["direction"] == direction]
             for k, name in enumerate(names):
                 points = sorted((r["columns"], r["share_of_copy"]) for r in chosen if r["implementation"] == name)
                 if points:
@@ -84,7 +87,7 @@ def _group(result: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _rows(result: dict[str, Any]) -> str:
-    rows, features = result["rows"], result.get("in_features")
+    rows, features = result["rows"], result["in_features"]
     return f"{rows} rows" if features is None else f"{rows} rows of {features} features"
 
 
@@ -102,17 +105,17 @@ def _figure(width: float, height: float) -> Any:
 
 def _host(results: Sequence[dict[str, Any]], file: str) -> None:
     results = [r for r in results if not r["refused"]]
-    calls = list(dict.fromkeys((r["op"], r["dtype"], r["device"], r["direction"]) for r in results))
+
+    def call_of(result: dict[str, Any]) -> tuple[str, ...]:
+        return *_group(result), result["direction"]
+
+    calls = list(dict.fromkeys(map(call_of, results)))
     names = list(dict.fromkeys(r["implementation"] for r in results))
     figure = _figure(8, 1.2 + 0.16 * len(calls) * (len(names) + 1))
     panel = figure.subplots()
     thickness = 1 / (len(names) + 1)
     for k, name in enumerate(names):
-        times = {
-            (r["op"], r["dtype"], r["device"], r["direction"]): r["microseconds"]
-            for r in results
-            if r["implementation"] == name
-        }
+        times = {call_of(r): r["microseconds"] for r in results if r["implementation"] == name}
         places = [(i + k * thickness, times[call]) for i, call in enumerate(calls) if call in times]
         panel.barh(*zip(*places, strict=True), height=thickness, label=name, color=_COLOURS.get(name))
     panel.set_yticks([i + (len(names) - 1) * thickness / 2 for i in range(len(calls))], [" ".join(c) for c in calls])

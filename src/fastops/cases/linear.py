@@ -13,11 +13,17 @@ from ..ops.linear import ACTIVATIONS
 from .case import RawCall, Sample
 from .inputs import LAYOUTS, Layout, Make, expanded, laid_out, misaligned, transposed
 
+
+def gelu(u: Tensor) -> Tensor:
+    """F.gelu is u·(1 + erf) / 2, which cancels in the left tail even in float64."""
+    return u * torch.erfc(u * -(0.5**0.5)) / 2
+
+
 _PLAIN_ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     None: lambda u: u,
     "relu": torch.relu,
     "sigmoid": torch.sigmoid,
-    "gelu": lambda u: u * torch.erfc(u * -(0.5**0.5)) / 2,  # F.gelu is u·(1 + erf) / 2, which cancels in the left tail
+    "gelu": gelu,
     "silu": F.silu,
 }
 
