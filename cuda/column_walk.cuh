@@ -37,7 +37,14 @@ __device__ void add_up_rows(const A (&own)[V], A* parts, const Store& store) {
   __syncthreads();
   for (int column = threadIdx.y * blockDim.x + threadIdx.x; column < columns; column += kWalkThreads) {
     A sum = 0;
-    for (int y = 0; y < blockDim.y; ++y) sum += parts[y * columns + column];
+    constexpr int kAtOnce = 8;  // asked for together, which otherwise wait for each other
+    for (int y = 0; y < blockDim.y; y += kAtOnce) {
+      A next[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) next[k] = y + k < blockDim.y ? parts[(y + k) * columns + column] : A(0);
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) sum += next[k];
+    }
     store(column, sum);
   }
 }

@@ -5,6 +5,7 @@
 #include "dependent.cuh"
 #include "device/math.cuh"
 #include "device/vector.cuh"
+#include "pointwise.cuh"
 #include "tiles.cuh"
 
 namespace fastops::FASTOPS_ARCH {
@@ -53,19 +54,29 @@ int dispatch_activation(Activation activation, F f) {
   }
 }
 
-template <class T, class P, int V, Activation act>
+template <class T, class P, int V, int Rows, Activation act>
 __global__ void __launch_bounds__(kTileThreads) epilogue_kernel(LinearEpilogue a) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
   using A = accumulate_t<T>;
-  at_place<V>(a.rows, a.n, [&](int64_t row, int64_t column) {
-    A u[V];
-    device::load<true, V>(static_cast<const T*>(a.input) + row * a.n + column, V, u);
-    accumulate_t<P> bias[V] = {};
-    if (a.bias) device::load<true, V>(static_cast<const P*>(a.bias) + column, V, bias);
+  at_place<V, Rows>(a.rows, a.n, [&](int64_t row, int64_t column) {
+    const auto* input = static_cast<const T*>(a.input) + row * a.n + column;
+    auto* output = static_cast<T*>(a.output) + row * a.n + column;
+    const int64_t step = blockDim.y * a.n;
+    const auto inside = [&](int k) { return k == 0 || row + k * blockDim.y < a.rows; };
+    A u[Rows][V];
 #pragma unroll
-    for (int k = 0; k < V; ++k) u[k] = activate<T, act>(u[k] + A(bias[k]));
-    device::store<true, V>(static_cast<T*>(a.output) + row * a.n + column, V, u);
+    for (int k = 0; k < Rows; ++k)
+      if (inside(k)) device::load<true, V>(input + k * step, V, u[k]);
+    accumulate_t<P> bias[V];
+    device::load<true, V>(static_cast<const P*>(a.bias) + column, V, bias);
+#pragma unroll
+    for (int k = 0; k < Rows; ++k) {
+      if (!inside(k)) continue;
+#pragma unroll
+      for (int j = 0; j < V; ++j) u[k][j] = activate<T, act>(u[k][j] + A(bias[j]));
+      device::store<true, V>(output + k * step, V, u[k]);
+    }
   });
 }
 
@@ -85,13 +96,11 @@ __global__ void __launch_bounds__(kTileThreads) epilogue_ragged_kernel(LinearEpi
     device::load<true, V>(input, V, u);
   else
     device::load<false, V>(input, left, u);
-  accumulate_t<P> added[V] = {};
-  if (bias) {
-    const auto n = static_cast<unsigned>(a.n), first = static_cast<unsigned>(at - device::quotient(at, a.n) * a.n);
+  const auto n = static_cast<unsigned>(a.n), first = static_cast<unsigned>(at - device::quotient(at, a.n) * a.n);
+  accumulate_t<P> added[V];
 #pragma unroll
-    for (unsigned k = 0; k < V; ++k)
-      added[k] = device::widen(bias[min(first + k, first + k - n)]);  // what is below 0 is large
-  }
+  for (unsigned k = 0; k < V; ++k)
+    added[k] = device::widen(bias[min(first + k, first + k - n)]);  // what is below 0 is large
 #pragma unroll
   for (int k = 0; k < V; ++k) u[k] = activate<T, act>(u[k] + A(added[k]));
   if (left >= V)
@@ -132,6 +141,27 @@ __global__ void __launch_bounds__(kWalkThreads) epilogue_backward_kernel(LinearE
   });
 }
 
+template <class T, Activation act>
+struct Activate {
+  using A = accumulate_t<T>;
+  __device__ A operator()(A u) const { return activate<T, act>(u); }
+};
+
+// Without a bias every number is by itself.
+int activate_each(const LinearEpilogue& a, cudaStream_t stream) {
+  Pointwise p{};
+  p.operands = 2;
+  p.numel = a.rows * a.n;
+  p.data[0] = a.output;
+  p.data[1] = const_cast<void*>(a.input);
+  return dispatch(a.dtype, [&](auto t) -> int {
+    using T = typename decltype(t)::type;
+    return dispatch_activation(a.activation, [&](auto activation) -> int {
+      return launch_contiguous<T, 1, 1>(p, Activate<T, decltype(activation)::value>{}, stream);
+    });
+  });
+}
+
 // Elements of a thread: 16 bytes, or 4 where those would leave multiprocessors idle.
 template <class T>
 constexpr int kMost = device::kVector<T>;
@@ -141,20 +171,22 @@ constexpr int kFew = std::max<int>(1, 4 / sizeof(T));
 // Groups of 16 bytes from which every multiprocessor has work.
 inline int64_t enough_groups() { return int64_t{kTileThreads} * multiprocessors(); }
 
-// f(elements of a thread, whether they may be of two rows), both as types.
+// f(elements of a thread, of how many rows each; 0: as many, across rows), both as types.
 template <class T, class F>
 int dispatch_elements(const LinearEpilogue& a, F f) {
-  if (aligned16(a.input) && aligned16(a.output)) {
-    const int64_t groups = a.rows * a.n / kMost<T>, enough = enough_groups();
-    const bool whole = aligned16(a.bias), words = whole && a.n % kFew<T> == 0;
-    if (whole && a.n % kMost<T> == 0 && groups >= enough)
-      return f(std::integral_constant<int, kMost<T>>{}, std::false_type{});
-    // Words are as fast while there are not many.
-    if (a.n >= kMost<T> && a.n < INT32_MAX && groups >= (words ? 2 : 1) * enough)
-      return f(std::integral_constant<int, kMost<T>>{}, std::true_type{});
-    if (words) return f(std::integral_constant<int, kFew<T>>{}, std::false_type{});
-  }
-  return f(std::integral_constant<int, 1>{}, std::false_type{});
+  using std::integral_constant;
+  constexpr integral_constant<int, kMost<T>> most;
+  constexpr integral_constant<int, kFew<T>> words;
+  constexpr integral_constant<int, 1> one;
+  if (!aligned16(a.input) || !aligned16(a.output)) return f(one, one);
+  const int64_t groups = a.rows * a.n / kMost<T>, enough = enough_groups();
+  const bool aligned = aligned16(a.bias), in_words = aligned && a.n % kFew<T> == 0;
+  if (aligned && a.n % kMost<T> == 0 && groups >= enough)
+    return groups >= 8 * enough ? f(most, integral_constant<int, 2>{}) : f(most, one);
+  // Words are as fast while there are not many.
+  if (a.n >= kMost<T> && a.n < INT32_MAX && groups >= (in_words ? 2 : 1) * enough)
+    return f(most, integral_constant<int, 0>{});
+  return in_words ? f(words, one) : f(one, one);
 }
 
 template <class T>
@@ -180,20 +212,22 @@ int dispatch_elements(const LinearEpilogueBackward& a, F f) {
 
 int linear_epilogue(const LinearEpilogue& a, void* stream_handle) {
   auto stream = static_cast<cudaStream_t>(stream_handle);
+  if (!a.bias) return activate_each(a, stream);
   return dispatch(a.dtype, [&](auto t) -> int {
     using T = typename decltype(t)::type;
     return dispatch_parameter<T>(a.parameter, [&](auto p) -> int {
       using P = typename decltype(p)::type;
       return dispatch_activation(a.activation, [&](auto activation) -> int {
         constexpr Activation act = decltype(activation)::value;
-        return dispatch_elements<T>(a, [&](auto elements, auto ragged) -> int {
-          constexpr int V = decltype(elements)::value;
-          if constexpr (ragged) {
+        return dispatch_elements<T>(a, [&](auto elements, auto rows_each) -> int {
+          constexpr int V = decltype(elements)::value, Rows = decltype(rows_each)::value;
+          if constexpr (Rows == 0) {
             const auto blocks = static_cast<unsigned>(ceil_div(ceil_div(a.rows * a.n, V), kTileThreads));
             return launch_kernel(&epilogue_ragged_kernel<T, P, V, act>, launch_config(blocks, kTileThreads, stream), a);
           } else {
-            const Tiles tiles = tile(a.rows, a.n / V);
-            return launch_kernel(&epilogue_kernel<T, P, V, act>, launch_config(tiles.blocks, tiles.threads, stream), a);
+            const Tiles tiles = tile(a.rows, a.n / V, Rows);
+            const auto config = launch_config(tiles.blocks, tiles.threads, stream);
+            return launch_kernel(&epilogue_kernel<T, P, V, Rows, act>, config, a);
           }
         });
       });

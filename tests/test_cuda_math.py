@@ -39,6 +39,20 @@ def test_derivative_of_gelu(cuda: torch.device) -> None:
     assert largest_ulps(found, truth, distribution + (wide.detach() * density).abs()) <= 12
 
 
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 0.51), (torch.float16, 0.57)])
+@pytest.mark.parametrize("activation", ["sigmoid", "silu", "gelu"])
+def test_every_half_precision_number(activation: str, dtype: torch.dtype, most: float, cuda: torch.device) -> None:
+    """Half a unit in the last place is the rounding's, denormals' unit that of the least normal number."""
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
+    x = every[every.isfinite()].to(cuda)
+    wide = x.double()
+    truth = {"sigmoid": torch.sigmoid, "silu": lambda x: x * torch.sigmoid(x), "gelu": gelu}[activation](wide)
+    found = ops.linear_epilogue(x[:, None], None, activation)[:, 0]
+    format = torch.finfo(dtype)
+    unit = format.eps * torch.exp2(truth.abs().clamp(min=format.tiny).log2().floor())
+    assert ((found.double() - truth).abs() / unit).max().item() <= most
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_gelu_of_what_is_not_finite(dtype: torch.dtype, cuda: torch.device) -> None:
     x = torch.tensor([torch.nan, torch.inf, 100.0, -100.0], device=cuda, dtype=dtype)

@@ -161,38 +161,6 @@ def test_no_tensor() -> None:
             call()
 
 
-FEW_OF_LINEAR = [
-    (1, 96, 33, False),
-    (2, 96, 33, True),
-    (16, 96, 128, True),
-    (17, 96, 128, False),
-    (4, 1030, 128, False),
-    (5, 1030, 128, True),
-    (5, 1030, 127, False),
-]
-
-
-@pytest.mark.parametrize("activation", ["sigmoid", "gelu"])
-@pytest.mark.parametrize(("rows", "features", "out", "adds"), FEW_OF_LINEAR)
-def test_products_of_few_rows_add_the_bias(
-    cuda: torch.device, rows: int, features: int, out: int, adds: bool, activation: str
-) -> None:
-    sizes = [(rows, features), (out, features), (out,)]
-    inputs = [torch.randn(size, device=cuda).div(8).requires_grad_() for size in sizes]
-    wide = [x.detach().double().requires_grad_() for x in inputs]
-    with Recorder() as recorder:
-        output = fastops.linear(*inputs, activation)
-    assert recorder.ops == ["linear_epilogue"]
-    assert (recorder.args[0][1] is None) == adds
-    expected = getattr(torch.nn.functional, activation)(torch.nn.functional.linear(*wide))
-    grad = torch.randn_like(output)
-    found = torch.autograd.grad(output, inputs, grad)
-    for actual, right in zip(
-        (output, *found), (expected, *torch.autograd.grad(expected, wide, grad.double())), strict=True
-    ):
-        torch.testing.assert_close(actual.double(), right, atol=1e-4, rtol=1e-4)
-
-
 @pytest.mark.parametrize(("rows", "op"), [(16, "lltm_few"), (17, "lltm_cell")])
 def test_few_rows_of_lltm_are_one_kernel(cuda: torch.device, rows: int, op: str) -> None:
     sizes = [(rows, 32), (384, 160), (384,), (rows, 128), (rows, 128)]

@@ -26,8 +26,10 @@ static void check_bias(const char* op, const OptionalTensor& bias, const Tensor&
   if (bias) check_parameter(op, "bias", *bias, Shape(input.sizes().data() + input.dim() - 1, 1), input);
 }
 
-Tensor linear_epilogue(const Tensor& input, OptionalTensor bias, const std::string& activation) {
-  if (!kernels_take(input)) return call<Tensor>("fastops::linear_epilogue_reference", input, bias, activation);
+// `bias_added`: input has the bias already, which is there for its gradient.
+Tensor linear_epilogue(const Tensor& input, OptionalTensor bias, const std::string& activation, bool bias_added) {
+  if (!kernels_take(input))
+    return call<Tensor>("fastops::linear_epilogue_reference", input, bias, activation, bias_added);
   check_bias("linear", bias, input);
   Tensor output = allocate(input.sizes(), input, *dtype_of(input));
   LinearEpilogue a;
@@ -39,8 +41,8 @@ Tensor linear_epilogue(const Tensor& input, OptionalTensor bias, const std::stri
   a.n = input.size(input.dim() - 1);
   a.rows = input.numel() / a.n;
   a.input = x.data();
-  if (bias) bias = as_contiguous(*std::move(bias));
-  a.bias = data_or_null(bias);
+  if (bias && !bias_added) bias = as_contiguous(*std::move(bias));
+  a.bias = bias_added ? nullptr : data_or_null(bias);
   a.output = output.mutable_data_ptr();
   if (input.is_cuda()) {
     cuda::Launch launch("linear", input.get_device_index());
@@ -55,9 +57,10 @@ Tensor linear_epilogue(const Tensor& input, OptionalTensor bias, const std::stri
 
 // `saved` is the output for relu and sigmoid, the input otherwise. The bias gradient is empty if not asked for.
 Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalTensor bias,
-                              const std::string& activation, bool need_bias) {
+                              const std::string& activation, bool need_bias, bool bias_added) {
   if (!kernels_take(saved))
-    return call<Pair>("fastops::linear_epilogue_backward_reference", grad, saved, bias, activation, need_bias);
+    return call<Pair>("fastops::linear_epilogue_backward_reference", grad, saved, bias, activation, need_bias,
+                      bias_added);
   const char* op = "linear_epilogue_backward";
   check_bias(op, bias, saved);
   check_alike(op, "grad", grad, "saved", saved);
@@ -78,8 +81,8 @@ Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalT
   a.rows = saved.numel() / n;
   a.grad = g.data();
   a.saved = s.data();
-  if (bias) bias = as_contiguous(*std::move(bias));
-  a.bias = data_or_null(bias);
+  if (bias && !bias_added) bias = as_contiguous(*std::move(bias));
+  a.bias = bias_added ? nullptr : data_or_null(bias);
   a.grad_input = grad_input.mutable_data_ptr();
   a.grad_bias = need_bias ? grad_bias.mutable_data_ptr() : nullptr;
   run_with_bias_sum(op, saved, a, n, bias_dtype, n * size_of(accumulate_type(dtype)), linear_epilogue_backward_cpu,
@@ -87,9 +90,11 @@ Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalT
   return {std::move(grad_input), std::move(grad_bias)};
 }
 
-FASTOPS_OP("linear_epilogue", "(Tensor input, Tensor? bias, str activation) -> Tensor", linear_epilogue);
+FASTOPS_OP("linear_epilogue", "(Tensor input, Tensor? bias, str activation, bool bias_added=False) -> Tensor",
+           linear_epilogue);
 FASTOPS_OP("linear_epilogue_backward",
-           "(Tensor grad, Tensor saved, Tensor? bias, str activation, bool need_bias) -> (Tensor, Tensor)",
+           "(Tensor grad, Tensor saved, Tensor? bias, str activation, bool need_bias, bool bias_added=False) "
+           "-> (Tensor, Tensor)",
            linear_epilogue_backward);
 
 }  // namespace ops

@@ -83,7 +83,8 @@ __device__ inline void hold_narrow(Vector<T, N>& v) {
 template <bool Aligned, int N, class T>
 __device__ inline void load(const T* p, int64 count, accumulate_t<T> (&x)[N]) {
   if constexpr (Aligned) {
-    widen(*reinterpret_cast<const Vector<T, N>*>(p), x);
+    const Vector<T, N> v = *reinterpret_cast<const Vector<T, N>*>(p);
+    widen(v, x);
   } else {
 #pragma unroll
     for (int k = 0; k < N; ++k) x[k] = k < count ? accumulate_t<T>(widen(p[k])) : accumulate_t<T>(0);

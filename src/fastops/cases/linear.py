@@ -103,13 +103,13 @@ def problem(make: Make, rows: int, in_features: int, out_features: int | None = 
 
 
 def raw(make: Make, rows: int, n: int) -> list[RawCall]:
-    def pair(activation: str, bias_dtype: torch.dtype | None) -> Iterator[RawCall]:
+    def pair(activation: str, bias_dtype: torch.dtype | None, bias_added: bool = False) -> Iterator[RawCall]:
         bias = None if bias_dtype is None else make(n, dtype=bias_dtype)
-        forward = RawCall("linear_epilogue", (make(rows, n), bias, activation), shared=(1,))
+        forward = RawCall("linear_epilogue", (make(rows, n), bias, activation, bias_added), shared=(1,))
         saved = forward.reference()[0] if activation in ("relu", "sigmoid") else forward.args[0]
         yield forward
-        args = (make(rows, n), saved, bias, activation, True)
+        args = (make(rows, n), saved, bias, activation, True, bias_added)
         yield RawCall("linear_epilogue_backward", args, shared=(2,))
 
     calls = [call for activation in ("none", *ACTIVATIONS) for call in pair(activation, make.dtype)]
-    return [*calls, *pair("gelu", None), *pair("silu", make.parameter_dtype)]
+    return [*calls, *pair("gelu", None), *pair("silu", make.parameter_dtype), *pair("gelu", make.dtype, True)]

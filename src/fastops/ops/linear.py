@@ -53,18 +53,24 @@ def _check(input: Tensor, bias: Tensor | None) -> None:
         check_parameter("linear", "bias", bias, [input.shape[-1]], input)
 
 
-def linear_epilogue_reference(input: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+def _with_bias(product: Tensor, bias: Tensor | None, bias_added: bool) -> Tensor:
+    """A bias that is in the product already adds 0, and its derivative."""
+    if bias is None:
+        return product
+    return product + (bias - bias.detach() if bias_added else bias)
+
+
+def linear_epilogue_reference(input: Tensor, bias: Tensor | None, activation: str, bias_added: bool = False) -> Tensor:
     _check(input, bias)
-    u = wide(input) if bias is None else wide(input) + bias
-    return _activate(u, activation).to(input.dtype)
+    return _activate(_with_bias(wide(input), bias, bias_added), activation).to(input.dtype)
 
 
 def linear_epilogue_backward_reference(
-    grad: Tensor, saved: Tensor, bias: Tensor | None, activation: str, need_bias: bool
+    grad: Tensor, saved: Tensor, bias: Tensor | None, activation: str, need_bias: bool, bias_added: bool = False
 ) -> tuple[Tensor, Tensor]:
     g, s = wide(grad), wide(saved)
-    if bias is not None and activation not in _FROM_OUTPUT:
-        s = s + bias
+    if activation not in _FROM_OUTPUT:
+        s = _with_bias(s, bias, bias_added)
     if activation == "relu":
         g = torch.where(s > 0, g, 0)
     elif activation != "none":
@@ -74,30 +80,30 @@ def linear_epilogue_backward_reference(
     return g.to(saved.dtype), grad_bias.to(bias_dtype)
 
 
-def _fake(input: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+def _fake(input: Tensor, bias: Tensor | None, activation: str, bias_added: bool = False) -> Tensor:
     _check(input, bias)
     return input.new_empty(input.shape)
 
 
 def _fake_backward(
-    grad: Tensor, saved: Tensor, bias: Tensor | None, activation: str, need_bias: bool
+    grad: Tensor, saved: Tensor, bias: Tensor | None, activation: str, need_bias: bool, bias_added: bool = False
 ) -> tuple[Tensor, Tensor]:
     n = saved.shape[-1] if need_bias else 0
     return saved.new_empty(saved.shape), saved.new_empty(n, dtype=saved.dtype if bias is None else bias.dtype)
 
 
 def _batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-    input, bias, activation = inputs
+    input, *others = inputs
     if isinstance(in_dims[1], int):
         return None  # one bias an element
-    return input.movedim(in_dims[0], 0), bias, activation
+    return input.movedim(in_dims[0], 0), *others
 
 
 _backward_op = Operator("linear_epilogue_backward", linear_epilogue_backward_reference, _fake_backward, outputs=2)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    input, bias, ctx.activation = inputs
+    input, bias, ctx.activation, ctx.bias_added = inputs
     saved = None if ctx.activation == "none" else output if ctx.activation in _FROM_OUTPUT else input
     ctx.save_for_backward(saved, bias)
 
@@ -106,26 +112,37 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
     saved, bias = ctx.saved_tensors
     need_bias = ctx.needs_input_grad[1]
     # Without activation nothing of the forward is read; the gradient stands in.
-    grad_input, grad_bias = _backward_op.call(grad, grad if saved is None else saved, bias, ctx.activation, need_bias)
-    return grad_input, grad_bias if need_bias else None, None
+    kept = grad if saved is None else saved
+    grad_input, grad_bias = _backward_op.call(grad, kept, bias, ctx.activation, need_bias, ctx.bias_added)
+    return grad_input, grad_bias if need_bias else None, None, None
 
 
 _epilogue = Operator("linear_epilogue", linear_epilogue_reference, _fake, save=_save, backward=_backward, batch=_batch)
 
-# Most in_features, fewest out_features, and the rows from and to which float32 products are taken with their bias, as
-# torch's own call is: without one cuBLAS takes other kernels there, up to 20 times slower.
+# Where torch's product takes the bias, as its own call does. In float32 cuBLAS has other kernels without one:
+# - by few rows, up to 20 times slower: most features, fewest out, rows from and to;
 _FEW_ROWS = ((1024, 1, 2, 16), (4096, 128, 5, 11))
+# - by that many rows, and as many features out, up to a fifth slower or faster, mostly level, where our pass is faster
+#   without a bias; but up to three times as fast for as many features in, while the product is no larger than that.
+_ROWS, _OUT, _FEATURES, _PRODUCT = 512, 64, 512, 2**21
+# In the half types, where features in or out are no whole vectors: in one size of ten up to three quarters slower. Of
+# whole ones all are faster.
+_VECTOR = 8
 
 
 def _product_adds(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     # A bias that does not fit goes where it is refused by name. What compiles is not asked for its sizes, which it
     # would then be compiled for.
-    if bias is None or not input.is_cuda or not bias.dtype == input.dtype == torch.float32:
+    if bias is None or not input.is_cuda or bias.dtype != input.dtype or input.dtype == torch.float64:
         return False
     if bias.device != input.device or torch.compiler.is_compiling() or weight.numel() == 0:
         return False
     out, features = weight.shape
+    if input.dtype != torch.float32:
+        return out % _VECTOR != 0 or features % _VECTOR != 0
     rows = input.numel() // features
+    if rows >= _ROWS:
+        return out >= _OUT and (features < _FEATURES or rows * out >= _PRODUCT)
     return any(features <= k and out >= n and first <= rows <= last for k, n, first, last in _FEW_ROWS)
 
 
@@ -136,7 +153,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation
 
     torch multiplies the matrices; bias and activation are one pass of ours over the product, and so are the
     activation's derivative and the bias gradient. ``relu`` and ``sigmoid`` keep the output for the backward, ``gelu``
-    and ``silu`` the product. By few float32 rows on a GPU torch's product adds the bias.
+    and ``silu`` the product. On a GPU torch's product adds the bias where it may be slower without: in the half types
+    where features in or out are no multiple of 8, in float32 mostly by up to 16 rows and from 512 on.
 
     Args:
         input: ``[*, in_features]``, any strides.
@@ -166,5 +184,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation
     if bias is not None and not (bias.dim() == 1 and bias.size(0) == weight.size(0)):
         raise RuntimeError(f"[linear] bias must have shape {list(weight.shape[:1])}, got {list(bias.shape)}")
     if _product_adds(input, weight, bias):
-        return _epilogue.call(F.linear(input, weight, bias), None, activation or "none")
-    return _epilogue.call(F.linear(input, weight), bias, activation or "none")
+        # The product leaves the bias gradient to our pass, which makes it on its way.
+        product = F.linear(input, weight, bias.detach())  # type: ignore[union-attr]
+        return _epilogue.call(product, bias, activation or "none", True)
+    return _epilogue.call(F.linear(input, weight), bias, activation or "none", False)

@@ -1,0 +1,100 @@
+"""linear where torch's product takes the bias, whose gradient the pass behind it makes all the same."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from recorder import Recorder
+from torch import Tensor
+
+import fastops
+from fastops.ops.linear import ACTIVATIONS
+
+every_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
+
+
+@pytest.fixture
+def product_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("fastops.ops.linear"), "_product_adds", lambda *_: True)
+
+
+def arguments(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(3, 4), (5, 4), (5,)]
+    return [torch.randn(size, generator=generator, dtype=dtype).requires_grad_() for size in sizes]
+
+
+@every_activation
+def test_derivatives(activation: str, product_adds: None) -> None:
+    def linear(*args: Tensor) -> Tensor:
+        return fastops.linear(*args, activation)
+
+    with Recorder() as recorder:
+        linear(*arguments()).sum().backward()
+    assert recorder.ops == ["linear_epilogue", "linear_epilogue_backward"]
+    assert all(args[-1] is True for args in recorder.args)
+    assert torch.autograd.gradcheck(linear, arguments(), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(linear, arguments())
+
+
+@every_activation
+def test_transforms(activation: str, product_adds: None) -> None:
+    def ours(bias: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return fastops.linear(x, w, bias, activation).square().sum()
+
+    def plain(bias: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return fastops.reference.linear(x, w, bias, activation).square().sum()
+
+    x, w, b = (t.detach() for t in arguments())
+    for transform in (torch.func.hessian, lambda f: torch.func.jacrev(torch.func.jacrev(f)), torch.func.jacfwd):
+        torch.testing.assert_close(transform(ours)(b, x, w), transform(plain)(b, x, w))
+    for in_dims, args in (
+        ((0, None, None), (torch.stack([b, -b]), x, w)),
+        ((None, 0, None), (b, torch.stack([x, -x]), w)),
+    ):
+        found = torch.vmap(torch.func.grad(ours), in_dims)(*args)
+        torch.testing.assert_close(found, torch.vmap(torch.func.grad(plain), in_dims)(*args))
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "gelu"])
+@pytest.mark.parametrize(
+    ("dtype", "rows", "features", "out", "adds"),
+    [
+        (torch.float32, 1, 96, 33, False),
+        (torch.float32, 2, 96, 33, True),
+        (torch.float32, 16, 96, 128, True),
+        (torch.float32, 17, 96, 128, False),
+        (torch.float32, 4, 1030, 128, False),
+        (torch.float32, 5, 1030, 128, True),
+        (torch.float32, 5, 1030, 127, False),
+        (torch.float32, 511, 96, 128, False),
+        (torch.float32, 512, 96, 128, True),
+        (torch.float32, 512, 96, 63, False),
+        (torch.float32, 2048, 512, 1023, False),
+        (torch.float32, 2048, 512, 1024, True),
+        (torch.float64, 16, 96, 129, False),
+        (torch.bfloat16, 16, 96, 128, False),
+        (torch.bfloat16, 16, 96, 132, True),
+        (torch.float16, 16, 97, 128, True),
+    ],
+)
+def test_where_the_product_adds(
+    cuda: torch.device, dtype: torch.dtype, rows: int, features: int, out: int, adds: bool, activation: str
+) -> None:
+    sizes = [(rows, features), (out, features), (out,)]
+    inputs = [torch.randn(size, device=cuda).div(8).to(dtype).requires_grad_() for size in sizes]
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    with Recorder() as recorder:
+        output = fastops.linear(*inputs, activation)
+    assert recorder.ops == ["linear_epilogue"]
+    assert (recorder.args[0][-1] is True) == adds
+    expected = getattr(torch.nn.functional, activation)(torch.nn.functional.linear(*wide))
+    grad = torch.randn_like(output)
+    found = torch.autograd.grad(output, inputs, grad)
+    truths: tuple[Any, ...] = (expected, *torch.autograd.grad(expected, wide, grad.double()))
+    tolerance = {torch.float16: 2e-3, torch.bfloat16: 2e-2}.get(dtype, 1e-4)
+    for actual, truth in zip((output, *found), truths, strict=True):
+        assert (actual.double() - truth).norm() <= tolerance * truth.norm()
