@@ -83,7 +83,7 @@ __device__ inline void hold_narrow(Vector<T, N>& v) {
 template <bool Aligned, int N, class T>
 __device__ inline void load(const T* p, int64 count, accumulate_t<T> (&x)[N]) {
   if constexpr (Aligned) {
-    const Vector<T, N> v = *reinterpret_cast<const Vector<T, N>*>(p);
+    const Vector<T, N> v = *reinterpret_cast<const Vector<T, N>*>(p);  // by a reference each word is a load of its own
     widen(v, x);
   } else {
 #pragma unroll
