@@ -125,8 +125,8 @@ _FEW_ROWS = ((1024, 1, 2, 16), (4096, 128, 5, 11))
 # - by that many rows, and as many features out, up to a fifth slower or faster, mostly level, where our pass is faster
 #   without a bias; but up to three times as fast for as many features in, while the product is no larger than that.
 _ROWS, _OUT, _FEATURES, _PRODUCT = 512, 64, 512, 2**21
-# In the half types, where features in or out are no whole vectors: in one size of ten up to three quarters slower. Of
-# whole ones all are faster.
+# In the half types, where features in or out are no whole vectors: in one size of eight, up to three quarters slower.
+# Of whole ones all are faster.
 _VECTOR = 8
 
 
