@@ -171,7 +171,7 @@ constexpr int kFew = std::max<int>(1, 4 / sizeof(T));
 // Groups of 16 bytes from which every multiprocessor has work.
 inline int64_t enough_groups() { return int64_t{kTileThreads} * multiprocessors(); }
 
-// f(elements of a thread, of how many rows each; 0: as many, across rows), both as types.
+// f(elements of a vector, the vectors of a thread, each of a row; 0: one that may cross rows), both as types.
 template <class T, class F>
 int dispatch_elements(const LinearEpilogue& a, F f) {
   using std::integral_constant;

@@ -49,6 +49,7 @@ def test_transforms(activation: str, product_adds: None) -> None:
         return fastops.reference.linear(x, w, bias, activation).square().sum()
 
     x, w, b = (t.detach() for t in arguments())
+    b[1] = -torch.inf if activation in ("relu", "sigmoid") else b[1]  # of the others inf·0 is NaN
     for transform in (torch.func.hessian, lambda f: torch.func.jacrev(torch.func.jacrev(f)), torch.func.jacfwd):
         torch.testing.assert_close(transform(ours)(b, x, w), transform(plain)(b, x, w))
     for in_dims, args in (

@@ -11,7 +11,7 @@ struct LinearEpilogue {
   Activation activation;
   int64_t rows, n;
   const void* input;  // the GEMM's result
-  const void* bias;   // null: 0
+  const void* bias;   // null: 0, or in input already
   void* output;
 };
 
@@ -21,7 +21,7 @@ struct LinearEpilogueBackward {
   int64_t rows, n;
   const void* grad;
   const void* saved;  // relu, sigmoid: the output; gelu, silu: the GEMM's result; none: not read
-  const void* bias;   // null: 0
+  const void* bias;   // null: 0, or in saved already
   void* grad_input;
   void* grad_bias;  // null: not asked for
   void* partial;    // [chunks, n] sums for grad_bias; null: not asked for, or, on CUDA, chunks is 1

@@ -26,7 +26,7 @@ static void check_bias(const char* op, const OptionalTensor& bias, const Tensor&
   if (bias) check_parameter(op, "bias", *bias, Shape(input.sizes().data() + input.dim() - 1, 1), input);
 }
 
-// `bias_added`: input has the bias already, which is there for its gradient.
+// `bias_added`: it is in input already, and passed for its gradient alone.
 Tensor linear_epilogue(const Tensor& input, OptionalTensor bias, const std::string& activation, bool bias_added) {
   if (!kernels_take(input))
     return call<Tensor>("fastops::linear_epilogue_reference", input, bias, activation, bias_added);

@@ -34,9 +34,9 @@ __device__ inline A sigmoid(A x) {
 __device__ inline float short_reciprocal(float x) { return __fdividef(1.0f, x); }
 __device__ inline double short_reciprocal(double x) { return 1 / x; }
 
-// 2^x and 1/x by the special function unit, to 2^-22; what is below 2^-126 is 0. Full forms take longer than the memory does to
-// bring a half type, and those that keep denormals three instructions more.
-__device__ inline float short_exp2(float x) {
+// 2^x and 1/x by the special function unit, each to 2^-22 of it; a result below 2^-126 is 0. Full forms take longer than the
+// memory does to bring a half type, and a power that keeps denormals three instructions more.
+__device__ inline float flushed_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
@@ -49,7 +49,7 @@ __device__ inline float flushed_reciprocal(float x) {
 
 // To 2^-16 of it: 2^16 times as large until the end, so that bfloat16's denormals are kept, those of x·sigmoid(x) too.
 __device__ inline float sigmoid_short(float x) {
-  return 0x1p-16f * flushed_reciprocal(short_exp2(fmaf(x, -1.4426950408889634f, -16.0f)) + 0x1p-16f);
+  return 0x1p-16f * flushed_reciprocal(flushed_exp2(fmaf(x, -1.4426950408889634f, -16.0f)) + 0x1p-16f);
 }
 
 // For a result that is rounded to T.
@@ -69,7 +69,7 @@ __device__ inline A elu(A x) {
 
 // To 2^-16 of it: a power less 1 where that does not cancel, else three terms of the series.
 __device__ inline float elu_short(float x) {
-  const float e = short_exp2(x * 1.4426950408889634f);
+  const float e = flushed_exp2(x * 1.4426950408889634f);
   const float below = x > -0.04f ? x * fmaf(x, fmaf(x, 0.16666667f, 0.5f), 1.0f) : e - 1;
   return x > 0 ? x : below;
 }
@@ -97,7 +97,7 @@ __device__ inline tangent<A> tanh_of(A x) {
 // To 2^-16 of them, with r = 1 / (1 + e^2|x|): 1 - 2r, near 0 two terms of the series, and 4·r·(1 - r), which does not cancel;
 // that is 0 from 43.7 on, where it is below 2^-124.
 __device__ inline tangent<float> tanh_short(float x) {
-  const float r = flushed_reciprocal(1 + short_exp2(fabsf(x) * 2.8853900817779268f));
+  const float r = flushed_reciprocal(1 + flushed_exp2(fabsf(x) * 2.8853900817779268f));
   const float near = x * fmaf(x * x, -0.33333333f, 1.0f);
   return {fabsf(x) < 0.06f ? near : copysignf(fmaf(r, -2.0f, 1.0f), x), 4 * r * (1 - r)};
 }
@@ -130,8 +130,8 @@ __device__ inline float polynomial(const float (&p)[N], float u) {
 }
 
 // 1 - Phi(|x|) = t·e^(-x²/2)·P(t), t = 1 / (1 + 0.3·|x|), with P as in cpp/kernels/math.h; in half the instructions of normcdff()
-// and expf(). Short: to 2^-15, the power 2^8 times as large, as in sigmoid_short(). Else what x² and its product leave when they
-// are rounded comes back as a factor of the power.
+// and expf(). Short: to 2^-15, the power 2^8 times as large, as in sigmoid_short(), which keeps Phi's denormals; the density is 0
+// from 13.63 on. Else what x² and its product leave when they are rounded comes back as a factor of the power.
 template <bool Short>
 __device__ inline normal<float> normal_of(float x) {
   constexpr float kScale = -0x1.715476p-1f, kScaleRest = -0x1.4ae0cp-27f;  // -log2(e) / 2
@@ -143,7 +143,7 @@ __device__ inline normal<float> normal_of(float x) {
     constexpr float kP[] = {0.2565799355f * kDown, 0.4010971785f * kDown,  0.4104757905f * kDown,
                             0.2242438644f * kDown, -0.0133532956f * kDown, -0.0769371018f * kDown};
     p = polynomial(kP, u);
-    e = short_exp2(fmaf(square, kScale, 8.0f));
+    e = flushed_exp2(fmaf(square, kScale, 8.0f));
   } else {
     constexpr float kP[] = {0.2565801740f,  0.4010629952f,  0.4104011357f, 0.2256069034f, -0.0115726804f,
                             -0.0907989517f, -0.0090817586f, 0.0441351272f, 0.0019848559f, -0.0206178650f};

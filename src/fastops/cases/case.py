@@ -84,7 +84,7 @@ class Case:
     relative: bool = False  # nothing cancels in an output: each element keeps its own digits
     relative_gradient: bool = False  # likewise in a gradient
     rounds_between: bool = False  # an intermediate is rounded to the input's dtype, whatever the result's
-    products: tuple[int, ...] = ()  # tensor arguments whose gradient is torch's GEMM over the rows
+    products: tuple[int, ...] = ()  # tensor arguments whose gradient is a GEMM of torch's
     # (args, outputs): what any backward must read beside the incoming gradients. None: every tensor argument.
     gradient_reads: Callable[[tuple[Any, ...], tuple[Tensor, ...]], tuple[Tensor, ...]] | None = None
     dtypes: tuple[torch.dtype, ...] = DTYPES

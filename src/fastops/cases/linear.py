@@ -84,6 +84,7 @@ def samples() -> Iterator[Sample]:
         yield sample("one", a, (1,), 1, 1)
         yield sample("vector", a, (), 5, 3)
         yield sample("long", a, (3,), 4, 4099, bias="f32")
+        yield sample("rows_in_pairs", a, (2201,), 8, 1024, large=True)
         yield sample("whole_vectors_f32_bias", a, (601,), 8, 1024, bias="f32", large=True)
         yield sample("whole_vectors_misaligned_bias", a, (601,), 8, 1024, b=misaligned, large=True)
         yield sample("part_vectors_f32_bias", a, (1401,), 8, 451, bias="f32", large=True)

@@ -1,4 +1,4 @@
-"""linear: a GEMM by torch, then bias and activation in one pass of ours."""
+"""linear: a GEMM by torch, then activation, and mostly the bias, in one pass of ours."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def _with_bias(product: Tensor, bias: Tensor | None, bias_added: bool) -> Tensor
     """A bias that is in the product already adds 0, and its derivative."""
     if bias is None:
         return product
-    return product + (bias - bias.detach() if bias_added else bias)
+    if bias_added:
+        bias = torch.where(bias.isfinite(), bias - bias.detach(), 0)
+    return product + bias
 
 
 def linear_epilogue_reference(input: Tensor, bias: Tensor | None, activation: str, bias_added: bool = False) -> Tensor:
@@ -119,12 +121,13 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
 
 _epilogue = Operator("linear_epilogue", linear_epilogue_reference, _fake, save=_save, backward=_backward, batch=_batch)
 
-# Where torch's product takes the bias, as its own call does. In float32 cuBLAS has other kernels without one:
-# - by few rows, up to 20 times slower: most features, fewest out, rows from and to;
+# Where torch's product takes the bias, as its own call does. cuBLAS has other kernels without one. In float32 they are
+# up to 20 times slower by few rows: most features in, fewest out, rows from and to.
 _FEW_ROWS = ((1024, 1, 2, 16), (4096, 128, 5, 11))
-# - by that many rows, and as many features out, up to a fifth slower or faster, mostly level, where our pass is faster
-#   without a bias; but up to three times as fast for as many features in, while the product is no larger than that.
-_ROWS, _OUT, _FEATURES, _PRODUCT = 512, 64, 512, 2**21
+# They are mostly level, and our pass faster without a bias, by rows from _MANY on, where as many features come out as
+# _WIDE and fewer than _DEEP go in, or where the product has _LARGE numbers. By other rows they are up to three times
+# as fast.
+_MANY, _WIDE, _DEEP, _LARGE = 512, 64, 512, 2**21
 # In the half types, where features in or out are no whole vectors: in one size of eight, up to three quarters slower.
 # Of whole ones all are faster.
 _VECTOR = 8
@@ -141,8 +144,8 @@ def _product_adds(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if input.dtype != torch.float32:
         return out % _VECTOR != 0 or features % _VECTOR != 0
     rows = input.numel() // features
-    if rows >= _ROWS:
-        return out >= _OUT and (features < _FEATURES or rows * out >= _PRODUCT)
+    if rows >= _MANY:
+        return out >= _WIDE and (features < _DEEP or rows * out >= _LARGE)
     return any(features <= k and out >= n and first <= rows <= last for k, n, first, last in _FEW_ROWS)
 
 

@@ -10,8 +10,8 @@ Below the smallest normal number the step no longer shrinks, and scale stays the
 Where an intermediate is rounded to the input's dtype (``Case.rounds_between``, the product in ``linear``), a result of
 a finer dtype is counted in the input's ulps.
 
-What a GEMM library sums over n rows in float32 or float64 (``Case.products``) is off by some √n roundings, more in one
-library or processor than in another: from 1024 rows on its ulps are √(n / 1024) times as large.
+What a GEMM library sums of n products in float32 or float64 (``Case.products``) is off by some √n roundings, more in
+one library or on one processor than on another: from 256 products on its ulps are √(n / 256) times as large.
 """
 
 from __future__ import annotations
@@ -95,8 +95,9 @@ def errors(case: Case, args: tuple[Any, ...], result: Evaluation, truth: Evaluat
 
     for out, expected in zip(result.outputs, truth.outputs, strict=True):
         yield "forward", ulps(out, expected, relative=case.relative, dtype=counted_in(out))
-    summed = max(1.0, math.sqrt(math.prod(args[0].shape[:-1]) / 1024))
     for k, (gradient, expected) in enumerate(zip(result.gradients, truth.gradients, strict=True)):
         error = ulps(gradient, expected, relative=case.relative_gradient, dtype=counted_in(gradient))
-        own = k in case.products and gradient.dtype in (torch.float32, torch.float64)
-        yield "gradient", error / summed if own else error
+        if k in case.products and gradient.numel() and gradient.dtype in (torch.float32, torch.float64):
+            products = result.outputs[0].numel() * gradient.shape[-1] / gradient.numel()
+            error /= max(1.0, math.sqrt(products / 256))
+        yield "gradient", error
