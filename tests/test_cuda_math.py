@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastops.cases.linear import gelu
+from fastops.cases.linear import PLAIN_ACTIVATIONS, gelu
 
 ops = torch.ops.fastops
 
@@ -45,8 +45,7 @@ def test_every_half_precision_number(activation: str, dtype: torch.dtype, most: 
     """Half a unit in the last place is the rounding's, denormals' unit that of the least normal number."""
     every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
     x = every[every.isfinite()].to(cuda)
-    wide = x.double()
-    truth = {"sigmoid": torch.sigmoid, "silu": lambda x: x * torch.sigmoid(x), "gelu": gelu}[activation](wide)
+    truth = PLAIN_ACTIVATIONS[activation](x.double())
     found = ops.linear_epilogue(x[:, None], None, activation)[:, 0]
     format = torch.finfo(dtype)
     unit = format.eps * torch.exp2(truth.abs().clamp(min=format.tiny).log2().floor())

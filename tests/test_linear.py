@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from recorder import Recorder
 from torch import Tensor
+from transforms import every_transform
 
 import fastops
 from fastops.ops.linear import ACTIVATIONS
@@ -21,10 +23,10 @@ def product_adds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("fastops.ops.linear"), "_product_adds", lambda *_: True)
 
 
-def arguments(dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def arguments() -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     sizes = [(3, 4), (5, 4), (5,)]
-    return [torch.randn(size, generator=generator, dtype=dtype).requires_grad_() for size in sizes]
+    return [torch.randn(size, generator=generator, dtype=torch.float64).requires_grad_() for size in sizes]
 
 
 @every_activation
@@ -41,23 +43,24 @@ def test_derivatives(activation: str, product_adds: None) -> None:
 
 
 @every_activation
-def test_transforms(activation: str, product_adds: None) -> None:
-    def ours(bias: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        return fastops.linear(x, w, bias, activation).square().sum()
+@every_transform
+@pytest.mark.parametrize("first", ["input", "bias"])
+def test_transforms(activation: str, transform: Callable[..., Any], first: str, product_adds: None) -> None:
+    order = (0, 1, 2) if first == "input" else (2, 1, 0)
 
-    def plain(bias: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        return fastops.reference.linear(x, w, bias, activation).square().sum()
+    def ours(*args: Tensor) -> Tensor:
+        return fastops.linear(*(args[k] for k in order), activation)
 
-    x, w, b = (t.detach() for t in arguments())
-    b[1] = -torch.inf if activation in ("relu", "sigmoid") else b[1]  # of the others inf·0 is NaN
-    for transform in (torch.func.hessian, lambda f: torch.func.jacrev(torch.func.jacrev(f)), torch.func.jacfwd):
-        torch.testing.assert_close(transform(ours)(b, x, w), transform(plain)(b, x, w))
-    for in_dims, args in (
-        ((0, None, None), (torch.stack([b, -b]), x, w)),
-        ((None, 0, None), (b, torch.stack([x, -x]), w)),
-    ):
-        found = torch.vmap(torch.func.grad(ours), in_dims)(*args)
-        torch.testing.assert_close(found, torch.vmap(torch.func.grad(plain), in_dims)(*args))
+    def plain(*args: Tensor) -> Tensor:
+        return fastops.reference.linear(*(args[k] for k in order), activation)
+
+    x, w, finite = (t.detach() for t in arguments())
+    b = finite.clone()
+    if activation in ("relu", "sigmoid"):  # of the others inf·0 is NaN
+        b[1] = -torch.inf
+    batch = [torch.stack([x, -x]), torch.stack([w, -w]), torch.stack([finite, b])]
+    inputs, batches = [(x, w, b)[k] for k in order], [batch[k] for k in order]
+    torch.testing.assert_close(transform(ours, inputs, batches), transform(plain, inputs, batches))
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "gelu"])

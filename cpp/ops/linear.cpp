@@ -41,8 +41,9 @@ Tensor linear_epilogue(const Tensor& input, OptionalTensor bias, const std::stri
   a.n = input.size(input.dim() - 1);
   a.rows = input.numel() / a.n;
   a.input = x.data();
-  if (bias && !bias_added) bias = as_contiguous(*std::move(bias));
-  a.bias = bias_added ? nullptr : data_or_null(bias);
+  if (bias_added) bias.reset();
+  if (bias) bias = as_contiguous(*std::move(bias));
+  a.bias = data_or_null(bias);
   a.output = output.mutable_data_ptr();
   if (input.is_cuda()) {
     cuda::Launch launch("linear", input.get_device_index());
@@ -81,8 +82,9 @@ Pair linear_epilogue_backward(const Tensor& grad, const Tensor& saved, OptionalT
   a.rows = saved.numel() / n;
   a.grad = g.data();
   a.saved = s.data();
-  if (bias && !bias_added) bias = as_contiguous(*std::move(bias));
-  a.bias = bias_added ? nullptr : data_or_null(bias);
+  if (bias_added) bias.reset();
+  if (bias) bias = as_contiguous(*std::move(bias));
+  a.bias = data_or_null(bias);
   a.grad_input = grad_input.mutable_data_ptr();
   a.grad_bias = need_bias ? grad_bias.mutable_data_ptr() : nullptr;
   run_with_bias_sum(op, saved, a, n, bias_dtype, n * size_of(accumulate_type(dtype)), linear_epilogue_backward_cpu,

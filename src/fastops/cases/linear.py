@@ -19,7 +19,7 @@ def gelu(u: Tensor) -> Tensor:
     return u * torch.erfc(u * -(0.5**0.5)) / 2
 
 
-_PLAIN_ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
+PLAIN_ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     None: lambda u: u,
     "relu": torch.relu,
     "sigmoid": torch.sigmoid,
@@ -30,10 +30,10 @@ _PLAIN_ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
 
 def plain(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
     u = input @ weight.mT
-    return _PLAIN_ACTIVATIONS[activation](u if bias is None else u + bias)
+    return PLAIN_ACTIVATIONS[activation](u if bias is None else u + bias)
 
 
-_TORCH_ACTIVATIONS = _PLAIN_ACTIVATIONS | {"gelu": F.gelu}
+_TORCH_ACTIVATIONS = PLAIN_ACTIVATIONS | {"gelu": F.gelu}
 
 
 def torch_op(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
