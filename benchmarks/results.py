@@ -57,7 +57,10 @@ BENCHES = {
     "bench-linear": Bench(("linear",), dtypes=("f32", "bf16", "f16"), shapes=LINEAR),
     "bench-lltm": Bench(("lltm",), "call,host", shapes="4096x1024,16384x1024"),
     "bench-lltm-small": Bench(("lltm",), "call,host", dtypes=("f32", "bf16"), shapes="16x32x128,16x128"),
-    "bench-first": Bench(("rms_norm",), "first"),
+    **{
+        f"bench-first-{op}": Bench((op,), "first", peers="eager,compile")
+        for op in ("layer_norm", "rms_norm", "relu", "linear", "lltm")
+    },
 }
 COMMANDS = {name: bench.arguments() for name, bench in BENCHES.items()}
 COMMANDS["kit"] = [os.path.relpath(Path(__file__).with_name("kit.py"))]
