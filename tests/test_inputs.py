@@ -56,6 +56,26 @@ def test_gradient_of_any_layout(
     assert all(same_bits(x, y) for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.parametrize("op", [fastops.square, fastops.relu, fastops.sigmoid, fastops.axpby])
+@pytest.mark.parametrize("n", [64, 1000, 5003])
+@every_dtype
+def test_any_place_in_a_page(op: Callable[..., Tensor], n: int, dtype: torch.dtype) -> None:
+    """CPU loops go down where the output begins close behind an input modulo a page, up elsewhere."""
+    values = torch.randn(2, n).to(dtype)
+    scalars = (2.0, -3.0) if op is fastops.axpby else ()
+    found = []
+    page, step = 4096 // dtype.itemsize, 256 // dtype.itemsize
+    for start in range(0, page, step):
+        rooms = torch.empty(2, n + page, dtype=dtype)
+        inputs = [room[start : start + n].copy_(x) for room, x in zip(rooms, values, strict=True)]
+        tensors = [x.requires_grad_() for x in (inputs if scalars else inputs[:1])]
+        y = op(*tensors, *scalars)
+        with torch.no_grad():
+            plain = op(*tensors, *scalars)
+        found.append([y, plain, *torch.autograd.grad(y, tensors, inputs[1].detach())])
+    assert all(same_bits(a, b) for other in found[1:] for a, b in zip(other, found[0], strict=True))
+
+
 @every_unary
 def test_strides_of_the_output(ours: Unary, theirs: Unary, device: torch.device) -> None:
     """A dense input's layout is kept, as torch does."""

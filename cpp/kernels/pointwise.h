@@ -1,6 +1,7 @@
 #pragma once
 // The loop of every elementwise CPU kernel.
 #include "core/pointwise.h"
+#include "kernels/direction.h"
 #include "kernels/pairs.h"
 
 namespace fastops::FASTOPS_ISA {
@@ -43,18 +44,20 @@ void pointwise_run(T* const* data, int64_t n, F& f) {
   for (int k = 0; k < Outputs + Inputs; ++k) at[k] = data[k];
   T* const* inputs = at + Outputs;
   vec_t<T> in[Inputs], next[Inputs];
-  int64_t i = 0;
-  for (; i + 2 * W <= n; i += 2 * W) {
+  bool descend = false;
+  for (int k = 0; k < Outputs; ++k)
+    for (int input = 0; input < Inputs; ++input) descend |= is_close_behind(at[k], inputs[input]);
+  int64_t i = for_steps<2 * W>(n, descend, [&](int64_t at_element, int64_t direction) __attribute__((always_inline)) {
     if constexpr (Long || sizeof(T) == 2)  // a half type's conversions are long enough
-      for (int k = 0; k < Outputs + Inputs; ++k) prefetch_ahead<2 * W>(at[k] + i);
+      for (int k = 0; k < Outputs + Inputs; ++k) prefetch_ahead<2 * W>(at[k] + at_element, direction);
     for (int k = 0; k < Inputs; ++k) {
-      const auto both = load_pair(inputs[k] + i);
+      const auto both = load_pair(inputs[k] + at_element);
       in[k] = both.a;
       next[k] = both.b;
     }
     const auto first = apply<Inputs>(f, in);
-    store_outputs(at, i, first, apply<Inputs>(f, next));
-  }
+    store_outputs(at, at_element, first, apply<Inputs>(f, next));
+  });
   if (n >= W) {
     // What is left, the last of it together with elements that are done: no output is an input.
     for (; i < n; i += W) {
