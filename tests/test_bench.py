@@ -167,7 +167,7 @@ def test_interleaved() -> None:
         return sample
 
     found = timing.interleaved({name: sampler(name) for name in times}, rounds=3)
-    assert "".join(order) == "ababab"
+    assert "".join(order) == "abbaab", "what goes first changes"
     assert (found["a"].median, found["b"].median) == (2.0, 5.0)
 
 

@@ -74,7 +74,7 @@ class Prepared:
     """An implementation that did its work once and gave the right results."""
 
     call: Callable[[], Any]
-    sampler: Sampler
+    replay: Sampler | None  # on a GPU
     peak_bytes: int | None
 
 
@@ -171,20 +171,19 @@ def _prepare_all(
                 del found
                 calls[0]()
                 peak = memory.peak_bytes(calls[0], device)
-            sampler: Sampler = Replay(calls, stream) if stream else repeated(calls[0], _LEAST_SECONDS)
-            prepared[name] = Prepared(calls[0], sampler, peak)
+            prepared[name] = Prepared(calls[0], Replay(calls, stream) if stream else None, peak)
         except Exception as error:  # whatever a peer raises is its refusal; the run goes on
             refused[name] = said(error)
     return prepared, refused
 
 
 def _times(prepared: dict[str, Prepared], device: torch.device, size: int) -> dict[str, Times]:
-    samplers = {name: p.sampler for name, p in prepared.items()}
     if device.type == "cuda":
-        return {name: Times(t) for name, t in interleaved(samplers).items()}
-    samplers[_COPY] = repeated(_copy(size), _LEAST_SECONDS)
-    _settle(samplers)
-    recycled = interleaved(samplers)
+        replays = {name: p.replay for name, p in prepared.items() if p.replay}
+        return {name: Times(t) for name, t in interleaved(replays).items()}
+    calls = {name: p.call for name, p in prepared.items()} | {_COPY: _copy(size)}
+    _settle(calls)  # before the number of calls is chosen, which a page fault would make few
+    recycled = interleaved({name: repeated(call, _LEAST_SECONDS) for name, call in calls.items()})
     faults = {name: memory.page_faults(p.call) for name, p in prepared.items()}
     fresh = interleaved({name: single(p.call, memory.give_back) for name, p in prepared.items()})
     times = {_COPY: Times(recycled[_COPY])}
@@ -194,10 +193,10 @@ def _times(prepared: dict[str, Prepared], device: torch.device, size: int) -> di
     return times
 
 
-def _settle(samplers: dict[str, Sampler], rounds: int = 10) -> None:
+def _settle(calls: dict[str, Callable[[], object]], rounds: int = 10) -> None:
     """Untimed rounds until one touches no new page: the allocator then has a place for what each call needs."""
     for _ in range(rounds):
-        if not memory.page_faults(lambda: [sample() for sample in samplers.values()]):
+        if not memory.page_faults(lambda: [call() for call in calls.values()]):
             break
 
 

@@ -38,15 +38,18 @@ class Statistics:
 
 
 def interleaved(samplers: Mapping[str, Sampler], rounds: int = ROUNDS) -> dict[str, Statistics]:
-    """A sample of each in every round, so that what disturbs the machine for a while disturbs all alike."""
+    """A sample of each in every round, so that what disturbs the machine for a while disturbs all alike.
+
+    Every second round goes backwards: what one leaves in the caches is not always met by the same other.
+    """
     samples: dict[str, list[float]] = {name: [] for name in samplers}
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        for _ in range(rounds):
-            for name, sample in samplers.items():
-                samples[name].append(sample())
+        for number in range(rounds):
+            for name in reversed(samplers) if number % 2 else samplers:
+                samples[name].append(samplers[name]())
     finally:
         if was_enabled:
             gc.enable()
@@ -61,10 +64,11 @@ def repeated(
 ) -> Sampler:
     """Samples of so many calls that together they take ``at_least``; a sample is the time of one.
 
-    ``after`` follows the clock's second reading: work that was started may end there.
+    An untimed call goes first, which has in the caches what the others find there. ``after`` follows the clock's second reading: work that was started may end there.
     """
 
     def elapsed(calls: int) -> float:
+        call()
         start = clock()
         for _ in repeat(None, calls):
             call()
