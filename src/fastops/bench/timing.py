@@ -64,7 +64,8 @@ def repeated(
 ) -> Sampler:
     """Samples of so many calls that together they take ``at_least``; a sample is the time of one.
 
-    An untimed call goes first, which has in the caches what the others find there. ``after`` follows the clock's second reading: work that was started may end there.
+    An untimed call goes first, which has in the caches what the others find there. ``after`` follows the clock's second
+    reading: work that was started may end there.
     """
 
     def elapsed(calls: int) -> float:
