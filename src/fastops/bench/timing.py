@@ -47,9 +47,11 @@ def interleaved(samplers: Mapping[str, Sampler], rounds: int = ROUNDS) -> dict[s
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        for number in range(rounds):
-            for name in reversed(samplers) if number % 2 else samplers:
+        order = list(samplers)
+        for _ in range(rounds):
+            for name in order:
                 samples[name].append(samplers[name]())
+            order.reverse()
     finally:
         if was_enabled:
             gc.enable()
