@@ -49,18 +49,12 @@ Calls = Callable[[], list[Callable[[], object]]]  # one for each input set
 def sampler(calls: Calls, device: torch.device) -> Sampler:
     """Of one call: on a GPU of its kernels, on the CPU of the whole."""
     if device.type == "cpu":
-        return warm(calls()[0], 2e-3)
+        return repeated(calls()[0], 2e-3)
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):  # autograd runs a node where its forward ran
         made = calls()
     return Replay(made, stream)
-
-
-def warm(call: Callable[[], object], at_least: float, after: Callable[[], object] = lambda: None) -> Sampler:
-    """``repeated``, which times the first call to know how many it needs: that one must not compile."""
-    call()
-    return repeated(call, at_least, after=after)
 
 
 def sets(size: int, device: torch.device) -> int:
@@ -123,7 +117,7 @@ def host(device: torch.device) -> Iterator[dict[str, Any]]:
             calls = {
                 name: partial(op, x) if direction == "forward" else partial(step, op, x) for name, op in ops.items()
             }
-            times = interleaved({name: warm(call, 5e-3, after) for name, call in calls.items()})
+            times = interleaved({name: repeated(call, 5e-3, after=after) for name, call in calls.items()})
         found = {f"{name}_microseconds": t.best * 1e6 for name, t in times.items()}
         yield {"direction": direction, **found, "over_fastops": times["kit"].best / times["fastops"].best}
     torch.set_num_threads(threads)

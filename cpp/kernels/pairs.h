@@ -10,8 +10,9 @@ struct pair {
   V a, b;
 };
 
-// Asks for the cache lines of the N elements that are half a page on, or back. The hardware's prefetcher stops at the end of a page, and
-// behind long arithmetic too few loads are under way to hide that; where there is none, the loads themselves run ahead.
+// Asks for the cache lines of the N elements that are half a page on, or back. The hardware's prefetcher stops at the end of a
+// page, and behind long arithmetic too few loads are under way to hide that; where there is none, the loads themselves run
+// ahead.
 template <int N, class T>
 FASTOPS_INLINE void prefetch_ahead(const T* p, int64_t direction = 1) {
   constexpr int kAhead = 2048, kBytes = N * sizeof(T), kLine = 64;
