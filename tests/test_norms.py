@@ -98,7 +98,7 @@ def layer_norms(module: Any, x: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tens
 def layer_norms_truth(x: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
     wide = x.double().requires_grad_()
     y = formulas.layer_norm(wide, x.shape[-1:], eps=eps)
-    grad = Make(x.device, torch.float32, seed=5)(*x.shape).double()
+    grad = Make(x.device, torch.float32, seed=5)(*x.shape).to(x.dtype).double()
     return y.detach(), torch.autograd.grad(y, wide, grad)[0]
 
 
@@ -157,6 +157,19 @@ def test_rows_whose_squares_overflow(n: int, device: torch.device) -> None:
     x = Make(device, torch.float32)(3, n, scale=1e30)
     for found, truth in zip(layer_norms(fastops, x), layer_norms_truth(x), strict=True):
         assert ulps(found, truth.cpu()) <= 32
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("distance", [1.4, 4.0, 16.0, 1e3])
+@every_dtype
+def test_rows_that_begin_far_from_their_mean(n: int, distance: float, dtype: torch.dtype, device: torch.device) -> None:
+    """Every second one does; none has other bits for what is beside it."""
+    x = Make(device, dtype)(17, n)
+    x[::2, :4] = distance
+    for found, truth in zip(layer_norms(fastops, x), layer_norms_truth(x), strict=True):
+        assert ulps(found, truth.cpu()) < (0.51 if dtype in (torch.float16, torch.bfloat16) else 8)
+    alone = torch.cat([fastops.layer_norm(row[None], (n,)) for row in x])
+    assert same_bits(fastops.layer_norm(x, (n,)), alone)
 
 
 def test_rows_without_columns_have_the_compositions_statistics(device: torch.device) -> None:

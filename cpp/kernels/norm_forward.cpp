@@ -1,30 +1,32 @@
 // layer: y = (x - mean)·rstd·weight + bias,   rms: y = x·rstd·(weight + weight_offset)
 //
-// A layer norm reads a row three times, from L1 after the first: for its mean, for the sums of d = x - mean and of d², to
-// write. `mean` need not be the row's mean to the last bit: shift, the mean of d, has the rest.
+// A layer norm reads a row twice, the second time from L1: for the sums of d = x - origin and of d², to write. The origin is
+// the mean of the row's first few elements. Where that is too far from the row's, the sums are taken once more, about the
+// mean that they gave: it need not be the mean to the last bit, for shift, the mean of d, has the rest.
 #include "kernels/norm_rows.h"
 
 namespace fastops::FASTOPS_ISA {
 namespace {
 
-// Of a row or of a segment: what was taken as mean, the distance of the mean from it, the mean of the squared distances
+// Of a row or of a segment: what d was measured from, the distance of the mean from it, the mean of the squared distances
 // from the mean.
 struct Spread {
-  double mean, shift, variance;
+  double origin, shift, variance;
 };
 
 FASTOPS_INLINE float root(float a) { return __builtin_sqrtf(a); }
 FASTOPS_INLINE double root(double a) { return __builtin_sqrt(a); }
 
-// Whether E[d²] - shift² is a variance: no square overflowed, and shift is not nearly all of it.
+// Whether E[d²] - shift² is a variance: no square overflowed, and shift, which takes digits from it, is at most so many
+// standard deviations.
 template <class A>
-FASTOPS_INLINE bool holds(A shift, A variance) {
-  return variance * 1024 >= shift * shift && variance < static_cast<A>(__builtin_inf());
+FASTOPS_INLINE bool holds(A shift, A variance, A deviations) {
+  return variance * (deviations * deviations) >= shift * shift && variance < static_cast<A>(__builtin_inf());
 }
 
-// Where it does not: rows that are constant but for rounding, or huge, in f64 and from a better mean.
+// Where it does not about the mean either: rows that are constant but for rounding, or huge, in f64.
 template <class T>
-__attribute__((noinline)) Spread measure_again(const T* x, int64_t count) {
+__attribute__((noinline)) Spread measure_in_f64(const T* x, int64_t count) {
   using A = accumulate_t<T>;
   const double each = 1 / static_cast<double>(count);
   // The mean of f(element).
@@ -43,8 +45,8 @@ __attribute__((noinline)) Spread measure_again(const T* x, int64_t count) {
 struct Moments {
   double origin = 0, count = 0, mean = 0, squares = 0;
   __attribute__((noinline)) void add(double n, Spread segment) {
-    if (count == 0) origin = segment.mean;
-    const double distance = (segment.mean - origin) + segment.shift - mean, all = count + n;
+    if (count == 0) origin = segment.origin;
+    const double distance = (segment.origin - origin) + segment.shift - mean, all = count + n;
     mean += distance * (n / all);
     squares += segment.variance * n + distance * distance * (count * n / all);
     count = all;
@@ -55,6 +57,19 @@ struct Moments {
 template <class A>
 constexpr int64_t kBlock = 16384 / sizeof(A);
 
+// The next rows are fetched while these are written, but for rows of this length in inputs that are taken to be in the
+// caches: there it is in the way.
+constexpr int64_t kCachedBytes = 8 << 20, kCachedRowBytes = 2048;
+constexpr int64_t kLongRows = 4;  // of these that go together, so that parameters stay in L1 for all
+
+template <class T>
+FASTOPS_INLINE accumulate_t<T> value(const T* p) {
+  if constexpr (sizeof(T) == 2)
+    return load_first(p, 1)[0];
+  else
+    return *p;
+}
+
 template <class T, bool Layer>
 struct Forward {
   using A = accumulate_t<T>;
@@ -63,11 +78,18 @@ struct Forward {
   static constexpr int64_t W = simd<A>::size;
 
   static constexpr bool kWidens = sizeof(T) != sizeof(A);
+  static constexpr int kSums = Layer ? 2 : 1;
+  // Elements whose mean is the origin, and how many deviations from the row's it may be: a half type's result has digits
+  // to spare, so that one element will do.
+  static constexpr int64_t kFew = kWidens ? 1 : 4;
+  static constexpr A kNear = kWidens ? A(8) : A(1.5);
 
   const NormForward& a;
   Parameter<T> weight{a.weight, a.parameter, 1, Layer ? A(0) : A(a.weight_offset)};
   Parameter<T> bias{a.bias, a.parameter, 0, 0};
   const bool past_caches = streams<T>(a.output, a.rows, a.n);
+  const int64_t row_bytes = a.n * int64_t{sizeof(T)};
+  const bool fetches = row_bytes < kCachedRowBytes || a.rows * row_bytes > kCachedBytes;
 
   // Element j of a row and what follows, of the input alone.
   FASTOPS_INLINE const T* input(int64_t row, int64_t j) const {
@@ -81,25 +103,39 @@ struct Forward {
     return a.residual ? static_cast<const T*>(a.sum) + row * a.n + j : input(row, j);
   }
 
-  // Elements [j, j + count) of a row, of the half types widened into `x`. What they sum up to, each times `factor`, or
-  // the squares of an rms norm.
-  FASTOPS_INLINE V read(int64_t row, int64_t j, int64_t count, A factor, A* x) const {
-    auto term = [&](int64_t i, U v, U* s) {
+  // What is normalised, also before the sum is there.
+  FASTOPS_INLINE A element(int64_t row, int64_t j) const {
+    const A v = value(input(row, j));
+    if (!a.residual) return v;
+    T sum[W];
+    store(sum, V{} + (v + value(residual(row, j))));
+    return value(sum);
+  }
+  // A number near the mean of elements [j, j + count) of a row.
+  FASTOPS_INLINE A origin_of(int64_t row, int64_t j, int64_t count) const {
+    if (kFew == 1 || count < kFew) return element(row, j);
+    return ((element(row, j) + element(row, j + 1)) + (element(row, j + 2) + element(row, j + 3))) * A(0.25);
+  }
+
+  // Elements [j, j + count) of a row, of the half types widened into `x`. The sums of d = element - origin and of d², or of an
+  // rms norm's squares.
+  FASTOPS_INLINE lane_sums<V, kSums> read(int64_t row, int64_t j, int64_t count, A origin, A* x) const {
+    auto terms = [&](int64_t i, auto part, U v, U* s) {
       if constexpr (kWidens) hold(x + i, v);
-      s[0] = v * (Layer ? every<T>(factor) : v);
+      if constexpr (Layer) v = keep<T>(v - every<T>(origin), part);
+      if constexpr (Layer) s[0] = v;
+      s[kSums - 1] = v * v;
     };
     const T* from = input(row, j);
     if (!a.residual)
-      return sum_units<T, 1>(count, [&](int64_t i, auto part, U* s) { term(i, load(from + i, part), s); }).values[0];
+      return sum_units<T, kSums>(count, [&](int64_t i, auto part, U* s) { terms(i, part, load(from + i, part), s); });
     const T* other = residual(row, j);
     T* sum = static_cast<T*>(a.sum) + row * a.n + j;
-    return sum_units<T, 1>(count,
-                           [&](int64_t i, auto part, U* s) {
-                             const U v = load(from + i, part) + load(other + i, part);
-                             store(sum + i, part, v);
-                             term(i, rounded<T>(v), s);
-                           })
-        .values[0];
+    return sum_units<T, kSums>(count, [&](int64_t i, auto part, U* s) {
+      const U v = load(from + i, part) + load(other + i, part);
+      store(sum + i, part, v);
+      terms(i, part, rounded<T>(v), s);
+    });
   }
   // Where they then lie.
   FASTOPS_INLINE const A* held(int64_t row, int64_t j, const A* x) const {
@@ -109,12 +145,16 @@ struct Forward {
       return source(row, j);
   }
 
-  // The sums of d = x - mean and of d².
-  FASTOPS_INLINE lane_sums<V, 2> distances(int64_t count, A mean, const A* x) const {
-    return sum_units<T, 2>(count, [&](int64_t i, auto part, U* s) {
+  // Of elements [j, j + count) of a row, held at x, about what seems to be their mean.
+  __attribute__((noinline)) Spread measure_again(int64_t row, int64_t j, int64_t count, A mean, const A* x) const {
+    const auto found = sum_units<T, 2>(count, [&](int64_t i, auto part, U* s) {
       s[0] = keep<T>(load_held<T>(x + i, part) - every<T>(mean), part);
       s[1] = s[0] * s[0];
     });
+    const A each = 1 / static_cast<A>(count), shift = sum_lanes(found.values[0]) * each;
+    const A variance = sum_lanes(found.values[1]) * each - shift * shift;
+    if (!holds(shift, variance, A(32))) return measure_in_f64(source(row, j), count);
+    return {mean, shift, variance};
   }
 
   struct Row {
@@ -126,7 +166,7 @@ struct Forward {
   FASTOPS_INLINE void write(int64_t row, int64_t j, int64_t count, const Row& of, const X* x, const P* w, const P* b,
                             int64_t step) const {
     T* y = static_cast<T*>(a.output) + row * a.n + j;
-    const T* ahead = input(row + step, j);
+    const T* ahead = input(fetches ? row + step : row, j);
     const U mean = every<T>(of.mean), rstd = every<T>(of.rstd), shift = every<T>(of.shift * of.rstd);
     auto all = [&](auto put) {
       for_units<T>(count, [&](int64_t i, auto part) {
@@ -174,36 +214,35 @@ struct Forward {
     const A* w = as_they_are ? nullptr : weight.at(0, n, weight_room.values);
     const A* b = as_they_are || !Layer ? nullptr : bias.at(0, n, bias_room.values);
     const A each = 1 / static_cast<A>(n);
-    alignas(64) A means[W] = {}, shifts[W] = {}, squares[W], rstds[W];
-    row_sums<A> sums, sums_of_squares;
+    alignas(64) A origins[W] = {}, means[W] = {}, shifts[W] = {}, squares[W], rstds[W];
+    row_sums<A> sums[kSums];
+    auto near = [&](int64_t r) { return holds(means[r] - origins[r], squares[r], kNear); };
     for (int64_t row = row_begin; row < row_end; row += step) {
       const int64_t rows = row_end - row < step ? row_end - row : step;
       auto held_of = [&](int64_t r) { return held(row + r, 0, x.values + r * padded); };
-      for (int64_t r = 0; r < rows; ++r) sums.of_row[r] = read(row + r, 0, n, each, x.values + r * padded);
-      sums.finish(rows, Layer ? means : squares);
-      if constexpr (Layer) {
-        for (int64_t r = 0; r < rows; ++r) {
-          const auto found = distances(n, means[r], held_of(r));
-          sums.of_row[r] = found.values[0];
-          sums_of_squares.of_row[r] = found.values[1];
-        }
-        sums.finish(rows, shifts);
-        sums_of_squares.finish(rows, squares);
+      for (int64_t r = 0; r < rows; ++r) {
+        if constexpr (Layer) origins[r] = origin_of(row + r, 0, n);
+        const auto found = read(row + r, 0, n, origins[r], x.values + r * padded);
+        for (int k = 0; k < kSums; ++k) sums[k].of_row[r] = found.values[k];
       }
+      if constexpr (Layer) sums[0].finish(rows, shifts);
+      sums[kSums - 1].finish(rows, squares);
       bool doubtful = false;
       for (int64_t r = 0; r < rows; ++r) {
         squares[r] *= each;
         if constexpr (Layer) {
-          shifts[r] *= each;
-          squares[r] -= shifts[r] * shifts[r];
-          doubtful |= !holds(shifts[r], squares[r]);
+          const A shift = shifts[r] * each;
+          squares[r] -= shift * shift;
+          means[r] = origins[r] + shift;
+          shifts[r] = shift - (means[r] - origins[r]);
+          doubtful |= !near(r);
         }
         rstds[r] = 1 / root(squares[r] + static_cast<A>(a.eps));
       }
       for (int64_t r = 0; doubtful && r < rows; ++r)
-        if (!holds(shifts[r], squares[r])) {
-          const Spread better = measure_again(source(row + r, 0), n);
-          means[r] = static_cast<A>(better.mean);
+        if (!near(r)) {
+          const Spread better = measure_again(row + r, 0, n, means[r], held_of(r));
+          means[r] = static_cast<A>(better.origin);
           shifts[r] = static_cast<A>(better.shift);
           rstds[r] = rstd_of(better.variance);
         }
@@ -225,15 +264,14 @@ struct Forward {
     Room<A> x;
     const int64_t count = count_at(j);
     const A each = 1 / static_cast<A>(count);
-    const A sum = sum_lanes(read(row, j, count, each, x.values));
-    if constexpr (!Layer) return {0, 0, sum * static_cast<double>(each)};
-    const A* from = held(row, j, x.values);
-    const auto found = distances(count, sum, from);
-    const A shift = sum_lanes(found.values[0]) * each;
-    const A variance = sum_lanes(found.values[1]) * each - shift * shift;
-    if (!holds(shift, variance)) [[unlikely]]
-      return measure_again(source(row, j), count);
-    return {sum, shift, variance};
+    const A origin = Layer ? origin_of(row, j, count) : A(0);
+    const auto found = read(row, j, count, origin, x.values);
+    const A square = sum_lanes(found.values[kSums - 1]) * each;
+    if constexpr (!Layer) return {0, 0, square};
+    const A shift = sum_lanes(found.values[0]) * each, variance = square - shift * shift;
+    if (!holds(shift, variance, kNear)) [[unlikely]]
+      return measure_again(row, j, count, origin + shift, held(row, j, x.values));
+    return {origin, shift, variance};
   }
 
   Row row_of(const Moments& moments) const {
@@ -254,11 +292,17 @@ struct Forward {
   }
 
   void long_rows(int64_t row_begin, int64_t row_end) const {
-    for (int64_t row = row_begin; row < row_end; ++row) {
-      Moments moments;
-      for (int64_t j = 0; j < a.n; j += kSegment<A>) moments.add(count_at(j), measure(row, j));
-      const Row known = row_of(moments);
-      for (int64_t j = 0; j < a.n; j += kSegment<A>) write_segment(row, j, known, 1);
+    const int64_t step = fetches ? 1 : kLongRows;
+    Row known[kLongRows];
+    for (int64_t row = row_begin; row < row_end; row += step) {
+      const int64_t rows = row_end - row < step ? row_end - row : step;
+      for (int64_t r = 0; r < rows; ++r) {
+        Moments moments;
+        for (int64_t j = 0; j < a.n; j += kSegment<A>) moments.add(count_at(j), measure(row + r, j));
+        known[r] = row_of(moments);
+      }
+      for (int64_t j = 0; j < a.n; j += kSegment<A>)
+        for (int64_t r = 0; r < rows; ++r) write_segment(row + r, j, known[r], step);
     }
   }
 
@@ -270,7 +314,7 @@ struct Forward {
       double* at = found + kNormFound * task;
       if (pass == Pass::sums) {
         const Spread s = measure(row, j);
-        at[0] = s.mean;
+        at[0] = s.origin;
         at[1] = s.shift;
         at[2] = s.variance;
         continue;
