@@ -168,7 +168,7 @@ NormGradients norm_backward(NormBackwardCall c) {
   a.grad_input = c.need_input ? out.input.mutable_data_ptr() : nullptr;
   a.gather = Gather::partial;
   a.partial = nullptr;
-  a.chunks = cpu_chunks(a.rows);
+  a.chunks = cpu_chunks(a.rows, a.n * size_of(dtype));
   auto give = [&](int which, const Tensor* result) {
     a.parameter_grads[which] = result ? result->mutable_data_ptr() : nullptr;
     a.parameter_grad_dtypes[which] = result ? *dtype_of(*result) : dtype;

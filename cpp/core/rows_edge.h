@@ -33,7 +33,8 @@ void check_parameter(const char* op, const char* name, const Tensor& parameter, 
 DType parameter_dtype(const Tensor& input, OptionalTensor& weight, OptionalTensor& bias);
 
 // Chunks of rows for the partial sums on the CPU: by the sizes alone, so that the sums do not depend on the threads.
-int64_t cpu_chunks(int64_t rows);
+// bytes_a_row is what a row costs a thread.
+int64_t cpu_chunks(int64_t rows, int64_t bytes_a_row);
 
 // Runs up to two column sums, writing the parameters' gradients; on the CPU without a launch.
 void sum_columns(const std::optional<cuda::Launch>& launch, const ColumnSum* sums, int count);
@@ -50,7 +51,7 @@ class Scratch {
 
 // A backward whose grad_bias, of `width` columns, is a sum over rows: the kernels leave partial sums of chunks of rows, which are
 // then added. On CUDA a single chunk's are the gradient itself. The arguments have rows, chunks, partial and grad_bias (null: not
-// asked for); bytes_a_row is what a row costs a thread of the CPU.
+// asked for).
 template <class Args>
 void run_with_bias_sum(const char* op, const Tensor& device_of, Args& a, int64_t width, DType bias_dtype,
                        int64_t bytes_a_row, void (*const* cpu)(const Args&, int64_t, int64_t),
@@ -58,7 +59,7 @@ void run_with_bias_sum(const char* op, const Tensor& device_of, Args& a, int64_t
   const DType stat = accumulate_type(a.dtype);
   std::optional<cuda::Launch> launch;
   if (device_of.is_cuda()) launch.emplace(op, device_of.get_device_index());
-  a.chunks = launch ? cuda_chunks[launch->group()](a) : cpu_chunks(a.rows);
+  a.chunks = launch ? cuda_chunks[launch->group()](a) : cpu_chunks(a.rows, bytes_a_row);
   Scratch scratch;
   a.partial = a.grad_bias && (!launch || a.chunks > 1) ? scratch.allocate(device_of, stat, a.chunks * width) : nullptr;
   if (launch) {

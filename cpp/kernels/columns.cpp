@@ -7,6 +7,10 @@
 namespace fastops::FASTOPS_ISA {
 
 constexpr int64_t kBlockChunks = 16;
+constexpr int kVectors = 8;  // side by side: lines that are neighbours, and additions that do not wait for each other
+
+template <int N>
+struct constant {};
 
 void column_sum(const ColumnSum& s, int64_t begin, int64_t end) {
   dispatch(s.dtype, [&](auto t) {
@@ -15,17 +19,23 @@ void column_sum(const ColumnSum& s, int64_t begin, int64_t end) {
     constexpr int W = simd<A>::size;
     const A* partial = static_cast<const A*>(s.partial);
     T* result = static_cast<T*>(s.result);
-    for (int64_t j = begin; j < end; j += W) {
-      const int64_t count = end - j < W ? end - j : W;
-      vec_t<A> total = {};
+    // Columns [j, j + Vectors·W), or [j, j + count) of one vector.
+    auto add = [&]<int Vectors>(int64_t j, int64_t count, constant<Vectors>) {
+      vec_t<A> total[Vectors] = {};
       for (int64_t block = 0; block < s.chunks; block += kBlockChunks) {
         const int64_t stop = s.chunks - block < kBlockChunks ? s.chunks : block + kBlockChunks;
-        auto sum = load_some(partial + block * s.stride + j, count);
-        for (int64_t c = block + 1; c < stop; ++c) sum += load_some(partial + c * s.stride + j, count);
-        total += sum;
+        vec_t<A> sum[Vectors] = {};
+        for (int64_t c = block; c < stop; ++c)
+          for (int v = 0; v < Vectors; ++v)
+            sum[v] +=
+                Vectors == 1 ? load_some(partial + c * s.stride + j, count) : load(partial + c * s.stride + j + v * W);
+        for (int v = 0; v < Vectors; ++v) total[v] += sum[v];
       }
-      store_some(result + j, count, total);
-    }
+      for (int v = 0; v < Vectors; ++v) store_some(result + j + v * W, count, total[v]);
+    };
+    int64_t j = begin;
+    for (; j + kVectors * W <= end; j += kVectors * W) add(j, W, constant<kVectors>{});
+    for (; j < end; j += W) add(j, end - j < W ? end - j : W, constant<1>{});
   });
 }
 
