@@ -1,9 +1,10 @@
-"""Our f32 polynomials, through the ops that use them, over the whole range of f32 and at every ISA level."""
+"""Our polynomials, through the ops that use them, over the whole range of f32 and at every ISA level."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import mpmath
 import pytest
 import torch
 from torch import Tensor
@@ -51,6 +52,26 @@ def test_ulps(level: str, ours: Callable[[Tensor], Tensor], truth: Callable[[Ten
     assert ulps.max().item() <= bound
     small = t.isfinite() & ~usual
     assert (y.double() - t).abs()[small & t.float().isfinite()].max().item() <= 256 * 2.0**-149
+
+
+def test_ulps_of_sigmoid_in_float64(level: str) -> None:
+    """Down to where it is denormal, and 0, and up to 1."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.cat(
+        [
+            torch.empty(3000, dtype=torch.float64).uniform_(-760, 40, generator=generator),
+            torch.randn(2000, dtype=torch.float64, generator=generator),
+            torch.tensor([0.0, -0.0, 1e-300, -745.2, -709.0, -708.4, 37.0, 1e308, -1e308], dtype=torch.float64),
+        ]
+    )
+    limits = torch.finfo(torch.float64)
+    with mpmath.workprec(200):
+        for value, found in zip(x.tolist(), ops.sigmoid(x).tolist(), strict=True):
+            truth = 1 / (1 + mpmath.exp(-mpmath.mpf(value)))
+            assert abs(found - truth) <= 3 * limits.eps * max(truth, limits.tiny)
+    special = torch.tensor([torch.nan, torch.inf, -torch.inf], dtype=torch.float64)
+    assert ops.sigmoid(special).tolist()[1:] == [1.0, 0.0]
+    assert ops.sigmoid(special)[0].isnan()
 
 
 def derivative(x: Tensor, activation: str) -> Tensor:

@@ -58,6 +58,7 @@ template <>
 struct simd<double> {
   static constexpr int size = FASTOPS_VECTOR_BYTES / 8;
   typedef double vec __attribute__((vector_size(FASTOPS_VECTOR_BYTES)));
+  typedef uint64_t bits __attribute__((vector_size(FASTOPS_VECTOR_BYTES)));
 };
 
 using vf32 = simd<float>::vec;
