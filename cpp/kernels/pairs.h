@@ -102,8 +102,23 @@ FASTOPS_INLINE pair<V> from_lanes_of(pair<V> v) {
 }
 
 // The first n elements, fewer than all; the others are zero.
+#if defined(__AVX2__) && FASTOPS_VECTOR_BYTES == 32
+struct raw_pair_of_halves : raw_halves<32> {
+  static FASTOPS_INLINE vec load_first(const char* p, int64_t bytes) {  // words, and a last element if there is one
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
+                  words = _mm256_set1_epi32(static_cast<int>(bytes / 4));
+    __m256i v = _mm256_maskload_epi32(reinterpret_cast<const int*>(p), _mm256_cmpgt_epi32(words, lanes));
+    if (bytes % 4)
+      v = _mm256_or_si256(v, _mm256_and_si256(_mm256_set1_epi32(load_bytes<uint16_t>(p + bytes - 2)),
+                                              _mm256_cmpeq_epi32(words, lanes)));
+    return (vec)v;
+  }
+};
+#else
+struct raw_pair_of_halves;
+#endif
 template <class T>
-using raw_pair = choose<sizeof(T) == 2 && FASTOPS_VECTOR_BYTES == 32, raw_halves<32>,
+using raw_pair = choose<sizeof(T) == 2 && FASTOPS_VECTOR_BYTES == 32, raw_pair_of_halves,
                         raw<2 * simd<accumulate_t<T>>::size* static_cast<int>(sizeof(T))>>;
 // With masks a vector at a time where both are in order: their bytes need not be put together, which waits for both.
 template <class T>
