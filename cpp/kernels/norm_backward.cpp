@@ -25,7 +25,8 @@ struct Backward {
   using U = unit_t<T>;
   static constexpr int64_t W = simd<A>::size;
   static constexpr int64_t N = kUnit<T>;
-  static constexpr int kStrip = 4 * W / N;  // units of a column strip: a whole line, and both sums in registers
+  // Units of a column strip: whole lines, and the sums in registers, of which AVX2 has sixteen.
+  static constexpr int kStrip = (Layer && sizeof(T) != 2 && FASTOPS_VECTOR_BYTES == 32 ? 2 : 4) * W / N;
   static constexpr int kSums = Layer ? 2 : 1;
 
   const NormBackward& a;
