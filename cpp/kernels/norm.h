@@ -6,8 +6,8 @@
 //
 // x is the input, or input + residual rounded to the dtype. A layer norm keeps its mean as two numbers, `mean` as rounded and
 // `shift`, what rounding took from it: x - mean is exact where x lies near the mean, and small elements keep their digits
-// beside a large one. With mean any number near the row's mean and d = x - mean, shift = mean of d, and
-// the variance is mean of d² - shift²: nothing cancels, for shift is no larger than the rounding of the mean.
+// beside a large one. With mean any number near the row's mean and d = x - mean, shift = mean of d, and the variance is
+// mean of d² - shift²: nothing cancels where shift is small beside the standard deviation.
 #include "core/dtype.h"
 
 namespace fastops {

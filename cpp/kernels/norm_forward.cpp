@@ -57,10 +57,9 @@ struct Moments {
 template <class A>
 constexpr int64_t kBlock = 16384 / sizeof(A);
 
-// The next rows are fetched while these are written, but for rows of this length in inputs that are taken to be in the
-// caches: there it is in the way.
-constexpr int64_t kCachedBytes = 8 << 20, kCachedRowBytes = 2048;
-constexpr int64_t kLongRows = 4;  // of these that go together, so that parameters stay in L1 for all
+// The next rows are fetched while these are written. That is in the way of rows from kCachedRowBytes on in inputs of up to
+// kCachedBytes, which are taken to be in the caches; long ones of these go together, so that parameters stay in L1 for all.
+constexpr int64_t kCachedBytes = 8 << 20, kCachedRowBytes = 2048, kLongRows = 4;
 
 template <class T>
 FASTOPS_INLINE accumulate_t<T> value(const T* p) {
@@ -161,7 +160,8 @@ struct Forward {
     A mean, shift, rstd;
   };
 
-  // Columns [j, j + count) of the output, from the elements at x; those `step` rows on are fetched.
+  // Columns [j, j + count) of the output, from the elements at x; those `step` rows on are fetched, or these once more, which
+  // is less than a branch.
   template <class X, class P>
   FASTOPS_INLINE void write(int64_t row, int64_t j, int64_t count, const Row& of, const X* x, const P* w, const P* b,
                             int64_t step) const {
