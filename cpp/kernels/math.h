@@ -113,7 +113,7 @@ FASTOPS_INLINE vf32 exp(vf32 x) {
   return exp_up<Half>(at_least(x, -104.0f)) * kDown;
 }
 
-// The same in f64: the tail to 2^-58 of e^r, ln 2 in two parts, of which k times the first is exact.
+// The same in f64, for x <= 43 too: the tail to 2^-58 of e^r, ln 2 in two parts, of which k times the first is exact.
 FASTOPS_INLINE vf64 exp(vf64 x) {
   constexpr double kShift = 0x1.8p52 + 1023 + 64;
   x = select(x < -746.0, splat(-746.0), x);
