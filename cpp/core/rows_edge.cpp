@@ -80,8 +80,8 @@ DType parameter_dtype(const Tensor& input, OptionalTensor& weight, OptionalTenso
 // each where there are many, 32 or a thread's worth where there are few.
 int64_t cpu_chunks(int64_t rows, int64_t bytes_a_row) {
   if (rows >= 4096) return std::min<int64_t>(rows / 64, 256);
-  return std::clamp<int64_t>(std::max(rows / 32, rows * bytes_a_row / kTaskBytes), 1,
-                             std::clamp<int64_t>(rows / 8, 1, 64));
+  const int64_t most = std::clamp<int64_t>(rows / 8, 1, 64);
+  return std::clamp<int64_t>(std::max(rows / 32, rows * bytes_a_row / kTaskBytes), 1, most);
 }
 
 void* Scratch::allocate(const Tensor& device_of, DType dtype, int64_t count) {

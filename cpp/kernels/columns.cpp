@@ -9,8 +9,20 @@ namespace fastops::FASTOPS_ISA {
 constexpr int64_t kBlockChunks = 16;
 constexpr int kVectors = 8;  // side by side: lines that are neighbours, and additions that do not wait for each other
 
-template <int N>
-struct constant {};
+// `Vectors` whole vectors of columns from partial and result on, or `count` columns of one.
+template <int Vectors, class A, class T>
+FASTOPS_INLINE void add_chunks(const ColumnSum& s, const A* partial, T* result, int64_t count) {
+  constexpr int W = simd<A>::size;
+  vec_t<A> total[Vectors] = {};
+  for (int64_t block = 0; block < s.chunks; block += kBlockChunks) {
+    const int64_t stop = s.chunks - block < kBlockChunks ? s.chunks : block + kBlockChunks;
+    vec_t<A> sum[Vectors] = {};
+    for (int64_t c = block; c < stop; ++c)
+      for (int v = 0; v < Vectors; ++v) sum[v] += load_some(partial + c * s.stride + v * W, count);
+    for (int v = 0; v < Vectors; ++v) total[v] += sum[v];
+  }
+  for (int v = 0; v < Vectors; ++v) store_some(result + v * W, count, total[v]);
+}
 
 void column_sum(const ColumnSum& s, int64_t begin, int64_t end) {
   dispatch(s.dtype, [&](auto t) {
@@ -19,23 +31,9 @@ void column_sum(const ColumnSum& s, int64_t begin, int64_t end) {
     constexpr int W = simd<A>::size;
     const A* partial = static_cast<const A*>(s.partial);
     T* result = static_cast<T*>(s.result);
-    // Columns [j, j + Vectors·W), or [j, j + count) of one vector.
-    auto add = [&]<int Vectors>(int64_t j, int64_t count, constant<Vectors>) {
-      vec_t<A> total[Vectors] = {};
-      for (int64_t block = 0; block < s.chunks; block += kBlockChunks) {
-        const int64_t stop = s.chunks - block < kBlockChunks ? s.chunks : block + kBlockChunks;
-        vec_t<A> sum[Vectors] = {};
-        for (int64_t c = block; c < stop; ++c)
-          for (int v = 0; v < Vectors; ++v)
-            sum[v] +=
-                Vectors == 1 ? load_some(partial + c * s.stride + j, count) : load(partial + c * s.stride + j + v * W);
-        for (int v = 0; v < Vectors; ++v) total[v] += sum[v];
-      }
-      for (int v = 0; v < Vectors; ++v) store_some(result + j + v * W, count, total[v]);
-    };
     int64_t j = begin;
-    for (; j + kVectors * W <= end; j += kVectors * W) add(j, W, constant<kVectors>{});
-    for (; j < end; j += W) add(j, end - j < W ? end - j : W, constant<1>{});
+    for (; j + kVectors * W <= end; j += kVectors * W) add_chunks<kVectors>(s, partial + j, result + j, W);
+    for (; j < end; j += W) add_chunks<1>(s, partial + j, result + j, end - j < W ? end - j : W);
   });
 }
 

@@ -24,6 +24,14 @@ FASTOPS_INLINE bool holds(A shift, A variance, A deviations) {
   return variance * (deviations * deviations) >= shift * shift && variance < static_cast<A>(__builtin_inf());
 }
 
+template <class T>
+FASTOPS_INLINE accumulate_t<T> value(const T* p) {
+  if constexpr (sizeof(T) == 2)
+    return load_first(p, 1)[0];
+  else
+    return *p;
+}
+
 // Where it does not about the mean either: rows that are constant but for rounding, or huge, in f64.
 template <class T>
 __attribute__((noinline)) Spread measure_in_f64(const T* x, int64_t count) {
@@ -32,7 +40,7 @@ __attribute__((noinline)) Spread measure_in_f64(const T* x, int64_t count) {
   // The mean of f(element).
   auto mean_of = [&](auto f) {
     double mean = 0;
-    for (int64_t i = 0; i < count; ++i) mean += f(static_cast<double>(load_first(x + i, 1)[0])) * each;
+    for (int64_t i = 0; i < count; ++i) mean += f(static_cast<double>(value(x + i))) * each;
     return mean;
   };
   const double mean = mean_of([](double v) { return v; });
@@ -60,14 +68,6 @@ constexpr int64_t kBlock = 16384 / sizeof(A);
 // The next rows are fetched while these are written. That is in the way of rows from kCachedRowBytes on in inputs of up to
 // kCachedBytes, which are taken to be in the caches; long ones of these go together, so that parameters stay in L1 for all.
 constexpr int64_t kCachedBytes = 8 << 20, kCachedRowBytes = 2048, kLongRows = 4;
-
-template <class T>
-FASTOPS_INLINE accumulate_t<T> value(const T* p) {
-  if constexpr (sizeof(T) == 2)
-    return load_first(p, 1)[0];
-  else
-    return *p;
-}
 
 template <class T, bool Layer>
 struct Forward {
