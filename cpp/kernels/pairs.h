@@ -70,7 +70,6 @@ FASTOPS_INLINE simd<float>::bits round_to_bf16(vf32 v) {
 #endif
 }
 FASTOPS_INLINE void store_pair(bf16* p, pair<vf32> v) {
-  using S = simd<float>;
   store_bytes(p, (round_to_bf16(v.a) >> 16) | (round_to_bf16(v.b) & 0xffff0000u));
 }
 #else
