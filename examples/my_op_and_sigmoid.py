@@ -1,4 +1,4 @@
-"""my_op(x, y) = 3x - y and sigmoid in C++, compiled in tens of milliseconds: no torch headers, no setup.py.
+"""my_op(x, y) = 3x - y and sigmoid in C++, compiled in 0.1 to 0.2 seconds: no torch headers, no setup.py.
 
 The tutorials behind it build an extension with setuptools and wrap it in an autograd.Function by hand.
 """

@@ -1,4 +1,4 @@
-"""ReLU as a CUDA kernel in a string, compiled by NVRTC, with a C++ twin for the CPU.
+"""ReLU as a CUDA kernel in a string, compiled by NVRTC. On the CPU its reference, plain PyTorch, runs.
 
 The tutorial behind it compiled the string with pynvrtc, launched it through cupy, packed pointers by hand and knew
 float32 alone. ``kit.elementwise("relu(x)", "x > 0 ? x : 0")`` is the same op in a line; a kernel of one's own is for

@@ -143,15 +143,22 @@ def test_unknown_arch_lists_the_choices() -> None:
     assert expected in result.stderr.splitlines()
 
 
-def test_empty_variables_force_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FASTOPS_CPU_ISA", "")
-    assert "FASTOPS_CPU_ISA" not in fastops.capabilities().forced
+def test_empty_variables_force_nothing() -> None:
+    code = "import fastops; print(dict(fastops.capabilities().forced))"
+    assert python(code, FASTOPS_CPU_ISA="").stdout == "{}\n"
+    assert python(code, FASTOPS_CPU_ISA="base").stdout == "{'FASTOPS_CPU_ISA': 'base'}\n"
+
+
+def test_variables_set_after_the_import_force_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = dict(fastops.capabilities().forced)
+    monkeypatch.setenv("FASTOPS_CUDA_ARCH", "nonsense")
+    assert fastops.capabilities().forced == before
 
 
 def test_level_set_by_hand_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     if len(HERE) < 2:
         pytest.skip("this CPU runs one level")
-    monkeypatch.delenv("FASTOPS_CPU_ISA", raising=False)
+    monkeypatch.delitem(capability._FORCED, "FASTOPS_CPU_ISA", raising=False)
     before = _C.cpu()["isa"]
     _C.set_isa(HERE[0])
     try:
@@ -206,6 +213,15 @@ def test_gpu_under_a_torch_without_cuda_is_shown_and_not_used(machine: Any) -> N
     assert [gpu.name for gpu in found.gpus] == ["H200"]
     assert found.paths == {"cpu": "cpu"}
     assert "gpu      - 0: H200, generic: machine code\n" in str(found)
+
+
+def test_gpu_whose_driver_is_too_old_for_torch_is_shown_and_not_used(machine: Any) -> None:
+    rows = [{"index": 0, "capability": 90, "arch": "generic", "reason": "machine code"}]
+    driver = _driver.Driver("550.1", "12.4", (("H200", "9.0"),))
+    found = machine(driver, rows, torch_cuda="13.0")
+    assert f"PyTorch {torch.__version__} is for CUDA 13.0, the driver runs 12.4 and older" in found.no_gpu
+    assert found.paths == {"cpu": "cpu"}
+    assert machine(driver, rows, torch_cuda="12.9").paths["cuda:0"] == "cuda"  # of one major version
 
 
 def test_no_driver_is_the_reason(machine: Any) -> None:

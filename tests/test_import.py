@@ -174,7 +174,7 @@ def test_two_owners_are_the_diagnosis_of_a_file_that_does_not_load(monkeypatch: 
     text = _load.diagnose(ImportError("/x/_C.abi3.so: undefined symbol: torch_library_impl"))
     assert "2 distributions own this package" in text
     assert "fastops 0.1.0, fastops-cu13 0.2.0" in text
-    assert "\n  pip uninstall -y fastops fastops-cu13\n  pip install fastops-cu13\n" in text
+    assert "\n  pip uninstall -y fastops fastops-cu13\n  pip install fastops-cu13==0.2.0\n" in text
     assert "undefined symbol: torch_library_impl" in text
 
 
@@ -191,7 +191,7 @@ def test_the_distribution_to_keep_is_that_of_torchs_cuda(
     monkeypatch: pytest.MonkeyPatch, cuda: str | None, owners: list[str], kept: str
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert _load._several(dict.fromkeys(owners, "1.0")).endswith(f"\n  pip install {kept}")
+    assert _load._several(dict.fromkeys(owners, "1.0")).endswith(f"\n  pip install {kept}==1.0")
 
 
 def test_installed_reads_what_is_recorded_beside_the_package(package: Path) -> None:
@@ -316,6 +316,39 @@ def test_a_copy_that_is_not_broken_loads(package: Path) -> None:
     assert result.stderr == ""
 
 
+def test_a_second_copy_in_one_process_is_an_import_error(package: Path) -> None:
+    code = f"""
+import sys
+import fastops
+import torch
+x = fastops.relu(torch.ones(3))
+purge = lambda: [sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "fastops"]
+purge()
+import fastops  # the same again
+purge()
+sys.path.insert(0, {str(package.parent)!r})
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
+import fastops
+"""
+    result = python("-c", code)
+    assert result.returncode == 1, result.stderr
+    assert "ImportError: [fastops] a process can hold one copy: " in result.stderr
+    assert result.stderr.rstrip().endswith(f"{package / '_C.abi3.so'} asked for")
+
+
+def test_conda_mends_what_conda_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_load, "by_conda", lambda: True)
+    commands = [
+        _load.diagnose(ModuleNotFoundError("No module named 'torch'", name="torch")),
+        _load.diagnose(ImportError("nanobind-backend is not installed")),
+        _load.diagnose(ImportError("/x/_C.abi3.so: undefined symbol: torch_library_impl")),
+    ]
+    assert 'conda install "pytorch>=2.' in commands[0]
+    assert "conda install nanobind-backend" in commands[1]
+    assert "conda install --force-reinstall fastops" in commands[2]
+    assert not any("pip install" in text for text in commands)
+
+
 def test_two_owners_warn_once_at_import(package: Path) -> None:
     own(package, fastops="0.1.0", fastops_cu13="0.1.0")
     code = "import fastops, fastops.nn\nimport fastops as again"
@@ -323,7 +356,7 @@ def test_two_owners_warn_once_at_import(package: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("2 distributions own this package") == 1
     assert result.stderr.startswith("<string>:1: UserWarning: [fastops] ")  # blames the line that imports
-    assert "  pip uninstall -y fastops fastops-cu13\n  pip install fastops" in result.stderr
+    assert "  pip uninstall -y fastops fastops-cu13\n  pip install fastops==0.1.0" in result.stderr
 
 
 @pytest.mark.parametrize("json_flag", [[], ["--json"]])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -94,6 +96,18 @@ def test_special_values(ours: Unary, theirs: Unary, dtype: torch.dtype, device: 
     for copies in (1, 7):  # by the vector, and by the scalar at the end
         x = torch.tensor(values * copies, dtype=torch.float64, device=device).to(dtype)
         torch.testing.assert_close(ours(x), theirs(x.double()).to(dtype), equal_nan=True)
+
+
+@pytest.mark.parametrize("number", [math.nan, struct.unpack("f", struct.pack("I", 0x7FFFFFFF))[0]], ids=["nan", "gpu"])
+@pytest.mark.parametrize("copies", [1, 40])
+@every_dtype
+def test_numbers_that_are_nan(number: float, copies: int, dtype: torch.dtype, device: torch.device) -> None:
+    """With any bits: a GPU's NaN has them all, and comes by ``tensor.item()``."""
+    x = torch.ones(2, copies, dtype=dtype, device=device)
+    assert fastops.axpby(x, x, 1.0, number).isnan().all()
+    assert fastops.rms_norm(x, (copies,), x[0], weight_offset=number).isnan().all()
+    assert fastops.rms_norm(x, (copies,), eps=number).isnan().all()
+    assert fastops.layer_norm(x, (copies,), eps=number).isnan().all()
 
 
 @every_dtype

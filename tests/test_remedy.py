@@ -20,7 +20,7 @@ MINOR = int((BUILD["cuda_version"] or "0.0").split(".")[1])
 NEWEST = 1000 * CUDA + 10 * MINOR  # the CUDA of this build, as a driver states it
 needs_kernels = pytest.mark.skipif(not CUDA, reason="this build has no CUDA kernels")
 
-SWITCH = "pip uninstall -y {} && pip install {}"
+SWITCH = "pip uninstall -y {} && pip install {}==1.2"
 
 
 @pytest.mark.parametrize(
@@ -42,13 +42,13 @@ SWITCH = "pip uninstall -y {} && pip install {}"
             "fastops-cu13",
             "11.0",
             "13.0",
-            "FASTOPS_CUDA_ARCHS=110 pip install --no-cache-dir --no-binary fastops fastops",
+            "FASTOPS_CUDA_ARCHS=110 pip install --no-cache-dir --no-binary fastops fastops==1.2",
         ),
         ("fastops", "10.3", "13.0", SWITCH.format("fastops", "fastops-cu13")),
     ],
 )
 def test_the_command_that_mends(distribution: str, card: str, driver: str, expected: str) -> None:
-    assert expected in remedy(distribution, card, driver)
+    assert expected in remedy(distribution, "1.2", card, driver)
 
 
 @needs_kernels
@@ -96,18 +96,18 @@ def test_a_tegra_chip_runs_no_desktop_code(chip: int) -> None:
 
 
 def test_what_conda_installed_is_mended_by_conda() -> None:
-    assert remedy("fastops", "9.0", "13.0", conda=True) == 'conda install "fastops=*=cuda13*"'
-    assert "conda remove fastops && " in remedy("fastops", "6.1", "13.0", conda=True)
+    assert remedy("fastops", "1.2", "9.0", "13.0", conda=True) == 'conda install "fastops=*=cuda13*"'
+    assert "conda remove fastops && " in remedy("fastops", "1.2", "6.1", "13.0", conda=True)
 
 
 def test_capabilities_end_the_reason_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_C, "cuda_devices", list)
     monkeypatch.setattr(_C, "cuda_error", lambda: "the NVIDIA driver runs CUDA 12.4 and older")
     monkeypatch.setattr(_C, "cuda_fit", lambda capability, driver: {"arch": None})
-    (gpu,), _ = capability._gpus(_driver.Driver("550.1", "12.4", (("H200", "9.0"),)), "fastops-cu13")
+    (gpu,), _ = capability._gpus(_driver.Driver("550.1", "12.4", (("H200", "9.0"),)), "fastops-cu13", "1.2")
     assert gpu.arch is None
     assert gpu.reason == (
-        "the NVIDIA driver runs CUDA 12.4 and older. pip uninstall -y fastops-cu13 && pip install fastops-cu12"
+        "the NVIDIA driver runs CUDA 12.4 and older. pip uninstall -y fastops-cu13 && pip install fastops-cu12==1.2"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -14,8 +15,9 @@ import torch
 from conftest import NO_CUDA
 from torch import Tensor
 
-from fastops import _C
-from fastops.selftest import poison
+import fastops
+from fastops import _C, capability
+from fastops.selftest import poison, target
 from fastops.selftest.__main__ import main
 from fastops.selftest.accuracy import ulps
 
@@ -61,6 +63,16 @@ def test_what_is_not_there(arguments: list[str], expected: str, capsys: pytest.C
 def test_no_gpu_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--device", "cuda"]) == 2
     assert capsys.readouterr().err.startswith("fastops.selftest: device cuda: ")
+
+
+def test_a_gpu_without_kernels_is_no_proof(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = capability.Gpu(0, "Quadro P1000", "6.1", None, "compute capability 6.1 is not in this binary")
+    found = dataclasses.replace(fastops.capabilities(), gpus=(gpu,), no_gpu="")
+    monkeypatch.setattr(target, "capabilities", lambda: found)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert main([*SHORT, "--device", "cuda:0"]) == 2
+    said = capsys.readouterr().err
+    assert said == f"fastops.selftest: device cuda:0: no kernels for {gpu.name}: {gpu.reason}\n"
 
 
 def test_files(tmp_path: Path) -> None:
@@ -216,6 +228,15 @@ def test_ulps(dtype: torch.dtype) -> None:
     truth, out = torch.tensor([1.0, limits.eps], dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=dtype)
     assert ulps(out, truth) < 2
     assert ulps(out, truth, relative=True) == pytest.approx(1 / limits.eps)
+    # One beside what is infinite, or whose square is, is measured as by itself.
+    for large in (torch.inf, torch.nan, limits.max / 2):
+        truth = torch.tensor([1.0, 2.0, large], dtype=torch.float64)
+        assert ulps(truth.to(dtype), truth) == 0
+        assert ulps(torch.tensor([1.0, 5.0, large], dtype=dtype), truth, relative=True) > 1
+        if not large < torch.inf:
+            assert ulps(torch.tensor([1.0, 5.0, large], dtype=dtype), truth) > 1
+    wide = torch.tensor([1.0, 2.0], dtype=torch.float64) * 1e200
+    assert ulps(wide * torch.tensor([1.0, 1.5]), wide) > 1
 
 
 def test_needs_no_test_packages() -> None:

@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <limits>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -131,6 +132,13 @@ T from_stack(StableIValue value) {
     std::string text(data, length);
     check_torch("str", torch_delete_string(handle));
     return text;
+  } else if constexpr (std::is_same_v<T, double>) {
+    const auto number = detail::to<double>(value);
+    // Kernels for bf16 take a NaN to have bits in the upper half of f32 alone (kernels/pairs.h).
+    return number == number ? number : std::numeric_limits<double>::quiet_NaN();
+  } else if constexpr (std::is_same_v<T, std::optional<double>>) {
+    const auto number = detail::to<std::optional<double>>(value);
+    return number && *number != *number ? std::numeric_limits<double>::quiet_NaN() : number;
   } else {
     return detail::to<T>(value);
   }

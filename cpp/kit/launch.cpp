@@ -147,7 +147,7 @@ void Kernel::reserve(unsigned shared_bytes) {
 namespace {
 [[noreturn]] void no_cuda() {
   throw std::runtime_error(
-      "[kit] this build has no CUDA: pip install fastops-cu13, or fastops-cu12 for a torch of CUDA 12");
+      "[kit] this build has no CUDA kernels: python -m fastops.info says what has them for this machine");
 }
 }  // namespace
 

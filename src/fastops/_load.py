@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import importlib.util
 import os
 import platform
 import re
@@ -18,13 +19,12 @@ DISTRIBUTIONS = ("fastops", "fastops-cu12", "fastops-cu13")
 # What went wrong, kept for `python -m fastops.info`.
 failure: BaseException | None = None
 
-_INSTALL_TORCH = 'pip install -U "torch>={}.{}"'.format(*TORCH_FLOOR)
-
 
 def open_extension() -> None:
     import torch  # its libraries must be in the process before the extension looks for them
 
     check_torch(torch.__version__)
+    check_alone()
     # importlib, because `from . import` would blame a circular import for a missing file.
     importlib.import_module("._C", __package__)
     owners = installed()
@@ -32,12 +32,32 @@ def open_extension() -> None:
         warnings.warn(_several(owners), stacklevel=3)
 
 
+def check_alone() -> None:
+    """Before the extension is opened: a second copy would define the operators again, which ends the process."""
+    import torch
+
+    spec = importlib.util.find_spec("._C", __package__)
+    here = os.path.realpath(spec.origin) if spec and spec.origin else ""
+    before = getattr(torch.ops.fastops, "extension", "")
+    if here and torch._C._jit_get_schemas_for_operator("fastops::square") and before != here:
+        raise ImportError(
+            f"[fastops] a process can hold one copy: {before or 'another'} is loaded, and {here} asked for"
+        )
+    if here:
+        torch.ops.fastops.extension = here  # type: ignore[attr-defined]
+
+
+def _install_torch() -> str:
+    floor = "{}.{}".format(*TORCH_FLOOR)
+    return f'conda install "pytorch>={floor}"' if by_conda() else f'pip install -U "torch>={floor}"'
+
+
 def check_torch(version: str) -> None:
     """Before the extension is opened: under an older PyTorch it would die of an undefined symbol."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers and (int(numbers[1]), int(numbers[2])) < TORCH_FLOOR:
         floor = ".".join(map(str, TORCH_FLOOR))
-        raise ImportError(f"[fastops] PyTorch is too old: found {version}, needs >= {floor}. {_INSTALL_TORCH}")
+        raise ImportError(f"[fastops] PyTorch is too old: found {version}, needs >= {floor}. {_install_torch()}")
 
 
 def failed(error: BaseException) -> None:
@@ -74,7 +94,7 @@ def diagnose(error: BaseException) -> str:
     if text.startswith("[fastops]"):
         return text
     if getattr(error, "name", None) == "torch" and isinstance(error, ModuleNotFoundError):
-        return f"[fastops] PyTorch is not installed. {_INSTALL_TORCH}"
+        return f"[fastops] PyTorch is not installed. {_install_torch()}"
     if "torch" not in sys.modules:
         return f"[fastops] PyTorch itself does not import: {_said(error)}"
     if match := re.search(r"version `(GLIBC|GLIBCXX|CXXABI)_([\d.]+)' not found", text):
@@ -85,38 +105,43 @@ def diagnose(error: BaseException) -> str:
     owners = installed()
     if len(owners) > 1:
         return f"{_several(owners)}\nWhat failed: {_said(error)}"
-    return _file(error, next(iter(owners), "fastops"))
+    return _file(error, *next(iter(owners.items()), ("fastops", "")))
 
 
 def _library_too_old(name: str, needed: str) -> str:
     library = "glibc" if name == "GLIBC" else "libstdc++"
     here = f" (here: {' '.join(platform.libc_ver())})" if name == "GLIBC" else ""
+    version = next(iter(installed().values()), "")
     return (
         f"[fastops] {library} is too old: the extension needs {name}_{needed}{here}. "
         + ("Use a newer system, or build" if name == "GLIBC" else "Update it (conda: libstdcxx-ng), or build")
-        + " from source: pip install --no-cache-dir --no-binary fastops fastops"
+        + f" from source: pip install --no-cache-dir --no-binary fastops {_exactly('fastops', version)}"
     )
 
 
 def _nanobind(error: BaseException) -> str:
     if "is not installed" in str(error):
-        return "[fastops] nanobind-backend is missing, through which the extension loads. pip install nanobind-backend"
+        command = "conda install nanobind-backend" if by_conda() else "pip install nanobind-backend"
+        return f"[fastops] nanobind-backend is missing, through which the extension loads. {command}"
+    command = "conda install" if by_conda() else "pip install -U"
     return (
         f"[fastops] nanobind-backend, through which the extension loads, does not work: {_said(error)}\n"
-        "pip install -U --force-reinstall nanobind-backend"
+        f"{command} --force-reinstall nanobind-backend"
     )
 
 
-def _file(error: BaseException, distribution: str) -> str:
+def _file(error: BaseException, distribution: str, version: str) -> str:
     """The extension's file is missing, foreign, damaged, or not of these Python files."""
     text, files = str(error), extension_files()
-    again = f"pip install --force-reinstall --no-deps {distribution}"
+    again = f"pip install --force-reinstall --no-deps {_exactly(distribution, version)}"
+    if by_conda():
+        again = "conda install --force-reinstall fastops"
     here = f"{platform.python_implementation()} {platform.python_version()} on {_platform()}"
     if match := re.search(r"undefined symbol: (\S+)", text):
         torch = sys.modules["torch"]
         return (
             f"[fastops] PyTorch {torch.__version__} lacks the symbol {match[1]}, which the extension uses. "
-            f"Is it complete, and not a build of its own? {_INSTALL_TORCH}\n{again}"
+            f"Is it complete, and not a build of its own? {_install_torch()}\n{again}"
         )
     if match := re.search(r"'_OpNamespace' 'fastops' object has no attribute '(\w+)'", text):
         return (
@@ -149,8 +174,13 @@ def _several(owners: dict[str, str]) -> str:
     return (
         f"[fastops] {len(owners)} distributions own this package, each installed over the other: {listed}. Keep one:\n"
         f"  pip uninstall -y {' '.join(owners)}\n"
-        f"  pip install {keep}"
+        f"  pip install {_exactly(keep, owners[keep])}"
     )
+
+
+def _exactly(distribution: str, version: str) -> str:
+    """For pip: the name alone may have another owner."""
+    return f"{distribution}=={version}" if version else distribution
 
 
 def made_for(path: str) -> str:

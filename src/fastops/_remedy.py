@@ -9,30 +9,33 @@ RELEASES = {13: (75, 80, 86, 89, 90, 100, 120), 12: (70, 75, 80, 86, 89, 90, 100
 TEGRA = (53, 62, 72, 87, 101, 110)
 
 
-def remedy(distribution: str, capability: str, driver_cuda: str, conda: bool = False) -> str:
-    """What mends that a GPU of ``capability`` ("9.0"), under a driver for ``driver_cuda`` ("12.4"), has no kernels."""
+def remedy(distribution: str, version: str, capability: str, driver_cuda: str, conda: bool = False) -> str:
+    """What mends that a GPU of ``capability`` ("9.0"), under a driver for ``driver_cuda`` ("12.4"), has no kernels.
+
+    Of ``version``, which this build has: the names alone may have other owners.
+    """
     card, driver = int(capability.replace(".", "")), int(driver_cuda.partition(".")[0])
     fitting = [major for major, archs in RELEASES.items() if _has_code(card, archs)]
     others = [major for major in fitting if distribution != f"fastops-cu{major}"]
     for major in others:
         if major <= driver:
-            return _switch(distribution, major, conda)
+            return _switch(distribution, version, major, conda)
     later = [major for major in fitting if major > driver]
     if later:
         wanted = next((major for major in later if major not in others), min(later))
         update = f"Update the NVIDIA driver to one for CUDA {wanted}: https://www.nvidia.com/drivers"
-        return f"{update}, then {_switch(distribution, wanted, conda)}" if wanted in others else update
+        return f"{update}, then {_switch(distribution, version, wanted, conda)}" if wanted in others else update
     remove = "conda remove fastops" if conda else f"pip uninstall -y {distribution}"
     return (
         f"Build for it with an nvcc that knows it: {remove} && "
-        f"FASTOPS_CUDA= FASTOPS_CUDA_ARCHS={card} pip install --no-cache-dir --no-binary fastops fastops"
+        f"FASTOPS_CUDA= FASTOPS_CUDA_ARCHS={card} pip install --no-cache-dir --no-binary fastops fastops=={version}"
     )
 
 
-def _switch(distribution: str, major: int, conda: bool) -> str:
+def _switch(distribution: str, version: str, major: int, conda: bool) -> str:
     if conda:
         return f'conda install "fastops=*=cuda{major}*"'
-    return f"pip uninstall -y {distribution} && pip install fastops-cu{major}"
+    return f"pip uninstall -y {distribution} && pip install fastops-cu{major}=={version}"
 
 
 def _has_code(card: int, archs: tuple[int, ...]) -> bool:

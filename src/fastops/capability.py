@@ -12,7 +12,8 @@ import torch
 from . import _C, _driver, _load
 from ._remedy import remedy
 
-_FORCING = ("FASTOPS_CPU_ISA", "FASTOPS_CUDA_ARCH")
+# As the extension read them, when it was loaded.
+_FORCED = {name: os.environ[name] for name in ("FASTOPS_CPU_ISA", "FASTOPS_CUDA_ARCH") if os.environ.get(name)}
 
 
 @dataclass(frozen=True)
@@ -123,14 +124,18 @@ def capabilities() -> Capabilities:
     build = Build(**{field.name: recorded[field.name] for field in fields(Build)})
     level, levels = _cpu_levels(build)
     driver = _driver.probe()
-    gpus, kernels_error = _gpus(driver, build.distribution)
+    gpus, kernels_error = _gpus(driver, build.distribution, build.version)
     torch_cuda = torch.version.cuda
-    usable = gpus if torch_cuda else ()
+    too_new = torch_cuda is not None and bool(gpus and driver.cuda) and _major(torch_cuda) > _major(driver.cuda)
+    usable = gpus if torch_cuda and not too_new else ()
     # All reasons, since all must be mended. Without a driver the CUDA runtime says that the driver is too old.
     reasons = [
         "" if torch_cuda else f"PyTorch {torch.__version__} is built without CUDA",
         "" if build.cuda_version else "this build has no CUDA kernels",
         driver.error or ("" if gpus else kernels_error or "the driver shows no GPU"),
+        f"PyTorch {torch.__version__} is for CUDA {torch_cuda}, the driver runs {driver.cuda} and older"
+        if too_new
+        else "",
     ]
     return Capabilities(
         build=build,
@@ -142,7 +147,7 @@ def capabilities() -> Capabilities:
         torch_cuda=torch_cuda,
         driver=str(driver),
         paths={"cpu": "cpu"} | {f"cuda:{gpu.index}": "cuda" if gpu.arch else "reference" for gpu in usable},
-        forced={name: os.environ[name] for name in _FORCING if os.environ.get(name)},
+        forced=dict(_FORCED),
     )
 
 
@@ -150,7 +155,7 @@ def _cpu_levels(build: Build) -> tuple[str, tuple[CpuLevel, ...]]:
     cpu = _C.cpu()
     names, missing, chosen = build.isa_levels, cpu["missing"], cpu["isa"]
     runs = [name for name in names if not missing[name]]
-    by = "FASTOPS_CPU_ISA" if os.environ.get("FASTOPS_CPU_ISA") == chosen else "set_isa()"
+    by = "FASTOPS_CPU_ISA" if _FORCED.get("FASTOPS_CPU_ISA") == chosen else "set_isa()"
 
     def reason(name: str) -> str:
         if missing[name]:
@@ -164,7 +169,7 @@ def _cpu_levels(build: Build) -> tuple[str, tuple[CpuLevel, ...]]:
     return chosen, tuple(CpuLevel(name, name == chosen, reason(name)) for name in reversed(names))
 
 
-def _gpus(driver: _driver.Driver, distribution: str) -> tuple[tuple[Gpu, ...], str]:
+def _gpus(driver: _driver.Driver, distribution: str, version: str) -> tuple[tuple[Gpu, ...], str]:
     """The driver's GPUs with the extension's choice for each, and why the extension sees none."""
     try:
         rows = {row["index"]: row for row in _C.cuda_devices()}
@@ -176,7 +181,7 @@ def _gpus(driver: _driver.Driver, distribution: str) -> tuple[tuple[Gpu, ...], s
         row = rows.get(index)
         arch, reason = (row["arch"], row["reason"]) if row else (None, error or "not seen")
         if arch is None and not _build_fits(capability, driver.cuda):
-            reason += ". " + remedy(distribution, capability, driver.cuda, _load.by_conda())
+            reason += ". " + remedy(distribution, version, capability, driver.cuda, _load.by_conda())
         gpus.append(Gpu(index, name, capability, arch, reason))
     return tuple(gpus), error
 
@@ -185,6 +190,10 @@ def _build_fits(capability: str, driver_cuda: str) -> bool:
     """Whether this build has kernels for such a GPU: then the trouble is another, and no other build helps."""
     major, minor = (int(part) for part in driver_cuda.split("."))
     return _C.cuda_fit(int(capability.replace(".", "")), 1000 * major + 10 * minor)["arch"] is not None
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])
 
 
 def _line(what: str, name: str, chosen: bool, reason: str) -> str:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from fastops.kit import compiler
+from fastops.kit.expression import functions
 
 GUIDE = Path(__file__).parents[2] / "docs" / "writing_your_own_op.md"
 HAVE = {
@@ -45,6 +46,14 @@ def blocks() -> list[Block]:
 def test_every_block_is_known() -> None:
     assert {block.needs for block in blocks()} == set(HAVE)
     assert len(blocks()) == GUIDE.read_text().count("```python")
+
+
+def test_every_function_is_listed() -> None:
+    listed, others = GUIDE.read_text().partition("## Functions")[2].partition("## Limits")[0].split("`where`")
+    words = {name for name in functions.FUNCTIONS if name.isalnum()} - {"and", "or", "not"}
+    assert set(re.findall(r"`(\w+)`", listed)) - set(functions.CONSTANTS) == words - {"where"}
+    assert set(re.findall(r"`(\w+)`", others)) == set(functions.ALIASES)
+    assert set(functions.CONSTANTS) <= set(re.findall(r"`(\w+)`", listed))
 
 
 @pytest.mark.parametrize("needs", HAVE)

@@ -42,6 +42,31 @@ def test_floor_of_torch() -> None:
         assert f'torch: "{floor}.0"' in workflow.read_text()
 
 
+def number(file: str, name: str) -> int:
+    found = re.search(rf"\b{name} = (\d+)", (ROOT / file).read_text())
+    assert found, f"{file} has no {name}"
+    return int(found[1])
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"kMaxDims": ("kit/sources/pointwise.cuh", "kit/sources/rows.h", "core/pointwise.h")},
+        {"kThreads": ("kit/sources/pointwise.cuh", "kit/sources/rows.h", "kit/pointwise.cpp", "kit/reduction.cpp")},
+        {"kColumns": ("kit/sources/reduction.h",), "kCpuColumns": ("kit/reduction.cpp",)},
+    ],
+)
+def test_sizes_of_what_is_passed_to_code_made_at_run_time(places: dict[str, tuple[str, ...]]) -> None:
+    folders = {True: "src/fastops/", False: "cpp/"}
+    assert len({number(folders["sources" in f] + f, name) for name, files in places.items() for f in files}) == 1
+
+
+def test_few_rows_of_lltm() -> None:
+    found = re.search(r"_FEW_ROWS, _FEW_WEIGHTS, _FEW_INPUTS = (\d+),", (ROOT / "src/fastops/ops/lltm.py").read_text())
+    assert found
+    assert int(found[1]) == number("cpp/kernels/lltm_few.h", "kLltmFewRows")
+
+
 def test_tegra_chips() -> None:
     listed = re.search(r"int chips\[\] = \{([\d, ]+)\}", (ROOT / "cpp/core/cuda.cpp").read_text())
     assert listed

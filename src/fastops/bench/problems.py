@@ -64,9 +64,18 @@ def check_shapes(case: Case, shapes: Iterable[Shape]) -> None:
 
 
 def default_shapes(case: Case, device: torch.device, quick: bool) -> list[Shape]:
-    """Those of the device's list whose parameters are no larger than the data; a matrix of 131072 squared is no use."""
+    """Those of the device's list whose parameters are no larger than the data; a matrix of 131072 squared is no use.
+
+    Where none is: the first one's numbers in more and shorter rows.
+    """
     shapes = (QUICK if quick else SHAPES)[device.type]
-    return [(rows, n) for rows, n in shapes if max(t.numel() for t in _sizes(case, (rows, n))) <= rows * n]
+    rows, n = shapes[0]
+    fitting: list[Shape] = [(rows, n) for rows, n in shapes if _largest(case, (rows, n)) <= rows * n]
+    return fitting or [(4 * rows, n // 4)]
+
+
+def _largest(case: Case, shape: Shape) -> int:
+    return max(t.numel() for t in _sizes(case, shape))
 
 
 def sets_needed(case: Case, dtype: torch.dtype, device: torch.device, shape: Shape) -> tuple[int, bool]:

@@ -1,4 +1,4 @@
-"""C++ to a library in this process, by the machine's own compiler: without torch's headers, tens of milliseconds."""
+"""C++ to a library in this process, by the machine's own compiler: without torch's headers, 0.1 to 0.2 seconds."""
 
 from __future__ import annotations
 

@@ -40,7 +40,10 @@ def ulps(out: Tensor, truth: Tensor, *, relative: bool = False, dtype: torch.dty
     out, truth = out.detach().cpu().double(), truth.double()
     scale = truth.abs()
     if not relative:
-        scale = scale.clamp_min(truth.square().mean().sqrt().item())
+        finite = scale[scale.isfinite()]
+        largest = finite.max().item() if finite.numel() else 0.0
+        if largest:  # of what is finite, in units of the largest, whose square may not be
+            scale = scale.clamp_min(largest * (finite / largest).square().mean().sqrt().item())
     error = (out - truth).abs() / (limits.eps * scale.clamp_min(limits.tiny))
     same = (out == rounded) | (out.isnan() & rounded.isnan())
     error = torch.where(same & ~rounded.isfinite(), 0, error)

@@ -87,7 +87,7 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": _cpu_name(),
         "threads": torch.get_num_threads(),
-        "gpus": [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())],
+        "gpus": [gpu.name for gpu in found.gpus],
         "capabilities": dataclasses.asdict(found),
     }
 

@@ -79,15 +79,17 @@ def devices_of(wanted: str | None) -> list[torch.device]:
     if reason := why_no_cuda():
         raise NotThereError(f"device {wanted}: {reason}")
     count = torch.cuda.device_count()
-    if device.index is None:
-        return [torch.device("cuda", torch.cuda.current_device())]
-    if device.index >= count:
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index >= count:
         raise NotThereError(f"device {wanted}: this machine has {count} GPU(s), cuda:0 to cuda:{count - 1}")
-    return [device]
+    for gpu in capabilities().gpus:
+        if gpu.index == index and not gpu.arch:  # plain PyTorch alone would pass for a proof of kernels
+            raise NotThereError(f"device {wanted}: no kernels for {gpu.name}: {gpu.reason}")
+    return [torch.device("cuda", index)]
 
 
 def why_no_cuda() -> str:
-    """Why our CUDA kernels cannot run here; empty if they can."""
+    """Why no tensor can be on a GPU here, or none that this build knows of; empty if one can."""
     return capabilities().no_gpu
 
 
