@@ -57,6 +57,21 @@ def test_batched_gradients(case: Case, sample: Sample, device: torch.device) -> 
 
 
 @every_small_sample
+def test_batched_gradients_are_differentiable(case: Case, sample: Sample, device: torch.device) -> None:
+    f = function_of(case, sample, device)
+
+    def penalty(g: Callable[..., Any]) -> tuple[Tensor, ...]:
+        inputs = [t.detach().requires_grad_() for t in f.tensors]
+        out = g(*inputs)
+        outputs = out if isinstance(out, tuple) else (out,)
+        grads = [Make(o.device, o.dtype, seed=9)(4, *o.shape).requires_grad_() for o in outputs]
+        once = torch.autograd.grad(outputs, inputs, grads, is_grads_batched=True, create_graph=True)
+        return torch.autograd.grad(sum(t.square().sum() for t in once), [*inputs, *grads], materialize_grads=True)
+
+    assert_close(penalty(f.ours), penalty(f.plain))
+
+
+@every_small_sample
 def test_dual_numbers(case: Case, sample: Sample, device: torch.device) -> None:
     f = function_of(case, sample, device)
     tangents = batch_of(f.tensors, 1)

@@ -36,6 +36,7 @@ _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
 _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_batched = torch._C._functorch.is_legacy_batchedtensor
 
 KERNEL_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 EVERY_DTYPE = frozenset(x for x in vars(torch).values() if isinstance(x, torch.dtype))
@@ -128,6 +129,14 @@ class Differentiable:
             return self._eager(*_distinct(inputs))
         return self.traced(*inputs)
 
+    def _of_batched(self, *inputs: Any) -> Any:
+        if self.overrides:
+            raise NotImplementedError(
+                f"[{self.name}] is_grads_batched=True and vectorize=True with create_graph=True cannot take a given "
+                "backward=: expected torch.func, or one gradient at a time"
+            )
+        return self.reference(*inputs)
+
 
 class Operator(Differentiable):
     """An op of ours: ``torch.ops.fastops.<name>``, whose schema and kernels are in C++.
@@ -167,6 +176,9 @@ def _call_of(op: Differentiable) -> Callable[..., Any]:
             raise TypeError(f"[{op.name}] expected a Tensor first, got {type(inputs[0]).__name__}") from None
         if plain or _compiling() or _functorch_active() or forward_ad._current_level >= 0:
             return _public(op._transformed(inputs), outputs)
+        # torch.autograd's own vmap, under which a Function would lose the graph and nothing says that it is wanted.
+        if _grad_enabled() and _batched(inputs[0]):
+            return _public(op._of_batched(*inputs), outputs)
         if _grad_enabled() and _any_requires_grad(*inputs):
             if plain_apply and inputs[0].layout is not torch.strided:
                 return plain_apply(*inputs)

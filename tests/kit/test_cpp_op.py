@@ -302,3 +302,11 @@ def test_the_content_hash_is_that_of_the_content() -> None:
     changed = [scale(SCALE + " "), scale(name="scale<float>"), scale(options=["-g"]), scale(contiguous=False)]
     assert scale().content_hash == scale().content_hash
     assert len({op.content_hash for op in [scale(), *changed]}) == 1 + len(changed)
+
+
+@needs_compiler
+def test_a_pending_negation_is_refused() -> None:
+    x, y = torch.tensor([1 + 2j]).conj().imag, torch.empty(1)
+    assert x.is_neg()
+    with pytest.raises(KitError, match=r"x must be without a pending sign: call .resolve_neg\(\)"):
+        scale()(x, y, 1, 2.0)

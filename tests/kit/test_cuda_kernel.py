@@ -431,5 +431,5 @@ def test_cudas_own_headers(cuda: torch.device, tmp_path: Path) -> None:
 def test_a_build_without_cuda() -> None:
     if _C.build_info()["cuda_version"]:
         pytest.skip("this build has CUDA")
-    with pytest.raises(RuntimeError, match=r"^\[kit\] this build has no CUDA: pip install fastops-cu13"):
+    with pytest.raises(RuntimeError, match=r"^\[kit\] this build has no CUDA kernels: python -m fastops.info"):
         _C.kit_load(b"")

@@ -413,10 +413,18 @@ def relu_by_return(x):  # type: ignore[no-untyped-def]
     return -x if x < -1 else +x
 
 
-FUNCTION_CASES = [huber, leaky, relu_by_return, lambda x: x * x + math.sqrt(abs(x))]
+def either(x):  # type: ignore[no-untyped-def]
+    """One of the operands, as Python has it; of comparisons a truth value."""
+    y = (x - 0.5 and x * 3) + (x - 0.5 or 7.0)
+    if (x > 0 and x < 1) or x:
+        y = y + (x > 0 or x < -1)
+    return y
 
 
-@pytest.mark.parametrize("function", FUNCTION_CASES, ids=["huber", "leaky", "relu_by_return", "lambda"])
+FUNCTION_CASES = [huber, leaky, relu_by_return, either, lambda x: x * x + math.sqrt(abs(x))]
+
+
+@pytest.mark.parametrize("function", FUNCTION_CASES, ids=["huber", "leaky", "relu_by_return", "either", "lambda"])
 def test_from_function(function: Callable[..., float]) -> None:
     signature, nodes = from_function(functools.partial(function).func)
     points = [-2.0, -0.9, -0.75, -0.5, -0.0, 0.2, 0.5, 0.75, 1.5]
@@ -463,9 +471,14 @@ def method(x):  # type: ignore[no-untyped-def]
     return x.exp()
 
 
+def ieee(x):  # type: ignore[no-untyped-def]
+    return math.remainder(x, 3.0)
+
+
 @pytest.mark.parametrize(
     ("function", "message", "line"),
     [
+        (ieee, "math.remainder rounds to the nearest", "    return math.remainder(x, 3.0)"),
         (loop, "For cannot be made an expression", "    for _ in range(3):\n      ^"),
         (
             helper,

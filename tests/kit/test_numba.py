@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import importlib.util
 import math
+import os
 import pickle
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,3 +126,29 @@ def test_cuda_kernels_link_without_a_gpu(dtypes: tuple[int, int], variant: int) 
     assert image.startswith(b"\x7fELF")
     assert b"kit_kernel" in image
     assert program.symbol.encode() not in image  # inlined
+
+
+def test_threads_make_the_first_call_together(tmp_path: Path) -> None:
+    """In a process of its own: what a thread overwrote, another one called."""
+    code = """
+import threading, torch
+from fastops import kit
+
+@kit.numba_op(backward=lambda grad, x: 2 * grad * x)
+def square(x):
+    total = 0.0
+    for _ in range(2):
+        total += x * x / 2
+    return total
+
+x = torch.randn(1000)
+results = []
+threads = [threading.Thread(target=lambda: results.extend(square(x) for _ in range(50))) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert len(results) == 200 and all(torch.equal(r, results[0]) for r in results)
+"""
+    (tmp_path / "program.py").write_text(code)
+    environment = os.environ | {"FASTOPS_CACHE_DIR": str(tmp_path)}
+    result = subprocess.run([sys.executable, tmp_path / "program.py"], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

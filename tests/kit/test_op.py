@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,34 @@ def test_hash_follows_what_a_function_reads(monkeypatch: pytest.MonkeyPatch) -> 
     for value in (torch.arange(3), {"a": [1, (2.0, None)]}, {1, 2}, torch.relu, torch.nn.functional.silu, os, Path):
         assert content_hash(value) == content_hash(value)
     assert content_hash(torch.arange(3)) != content_hash(torch.arange(3.0))
+
+
+def test_what_an_op_holds_is_its_own() -> None:
+    """Equal when they were defined, and no longer."""
+
+    def adding(term: Any) -> Any:
+        return kit.op("kit_test::adding(Tensor x) -> Tensor", cpu=lambda x: x + term[0], backward=lambda grad: grad)
+
+    terms = [torch.zeros(1)], [torch.zeros(1)]
+    ops = [adding(term) for term in terms]
+    assert ops[0] is not ops[1]
+    assert adding(terms[0]) is ops[0]
+    terms[0][0], terms[1][0] = torch.ones(1), torch.full((1,), 2.0)
+    assert [op(torch.zeros(1)).item() for op in ops] == [1, 2]
+
+
+def test_a_definition_that_failed_can_be_repeated() -> None:
+    for _ in range(2):
+        with pytest.raises(kit.KitError, match="grd"):
+            kit.op("kit_test::failed(Tensor x) -> Tensor", reference=torch.exp, backward=lambda grd: grd)
+
+
+def test_many_threads_define_one_op() -> None:
+    def define(_: int) -> Any:
+        return kit.op("kit_test::shared_by_threads(Tensor x) -> Tensor", reference=torch.exp)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len({id(op) for op in pool.map(define, range(64))}) == 1
 
 
 def test_hash_of_a_tensor_needs_no_numpy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,17 @@ _UNREAD = secrets.token_hex()  # in no other process
 
 def content_hash(*values: Any) -> str:
     """Of functions the code, defaults, closures and the globals they name; of modules the file; of data its value."""
-    return hashlib.sha256(repr([_described(v, {}, None) for v in values]).encode()).hexdigest()
+    return content_of(*values)[0]
+
+
+def content_of(*values: Any) -> tuple[str, list[Any]]:
+    """That hash, and what may change after it was taken: equal content then means equal behaviour no longer."""
+    described, mutable = [], []
+    for value in values:
+        seen: dict[int, tuple[int, Any]] = {}
+        described.append(_described(value, seen, None))
+        mutable += [found for _, found in seen.values() if isinstance(found, (list, dict, set, torch.Tensor))]
+    return hashlib.sha256(repr(described).encode()).hexdigest(), mutable
 
 
 def _described(value: Any, seen: dict[int, tuple[int, Any]], home: dict[str, Any] | None) -> Any:
@@ -47,7 +57,7 @@ def _described(value: Any, seen: dict[int, tuple[int, Any]], home: dict[str, Any
     if isinstance(value, dict):
         return "dict", [(follow(k), follow(v)) for k, v in value.items()]
     if isinstance(value, functools.partial):
-        return "partial", [follow(v) for v in (value.func, value.args, value.keywords)]
+        return "partial", [follow(v) for v in (value.func, value.args, tuple(value.keywords.items()))]
     if isinstance(value, types.FunctionType):
         return _of_function(value, seen, home or value.__globals__)
     if isinstance(value, types.CodeType):
@@ -67,8 +77,9 @@ def _described(value: Any, seen: dict[int, tuple[int, Any]], home: dict[str, Any
 
 def _of_function(function: types.FunctionType, seen: dict[int, tuple[int, Any]], home: dict[str, Any]) -> Any:
     follow = functools.partial(_described, seen=seen, home=home)
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    parts = [follow(v) for v in (function.__code__, function.__defaults__, function.__kwdefaults__, cells)]
+    cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
+    named = tuple((function.__kwdefaults__ or {}).items())
+    parts = [follow(v) for v in (function.__code__, function.__defaults__, named, cells)]
     if function.__globals__ is not home:
         return "function", parts, _file(function.__module__)
     used = [(name, follow(home[name])) for name in _names(function.__code__) if name in home]

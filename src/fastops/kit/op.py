@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
@@ -15,7 +16,7 @@ from .. import _autocast
 from .._autocast import lower_precision, single_precision
 from .._derivative import backward_of
 from .._operator import EVERY_DTYPE, Differentiable, elementwise_batch
-from .content import content_hash
+from .content import content_of
 from .errors import KitError
 from .schema import Schema
 
@@ -26,7 +27,9 @@ _is_alias_of: Callable[[Tensor, Tensor], bool] = torch._C._is_alias_of  # type: 
 
 _CASTS = {"lower": lower_precision, "float32": single_precision}
 _libraries: dict[str, torch.library.Library] = {}
-_ops: dict[str, Op] = {}  # by the name that torch sees: the same content is the same op
+# By name and content. The same content is the same op, if what it holds and may change is the same too.
+_ops: dict[str, list[tuple[Op, list[Any]]]] = {}
+_lock = threading.Lock()
 
 
 class _Parts(NamedTuple):
@@ -88,11 +91,18 @@ def op(
     parts = _Parts(cpu, cuda, reference, backward, fake, outputs, vmap, autocast)
     parsed = Schema(schema)
     _check(parsed, parts)
-    content = content_hash(schema, *parts)
-    registered = f"{parsed.name}_{content[:12]}"
-    if (key := f"{parsed.namespace}::{registered}") not in _ops:
-        _ops[key] = Op(parsed, parts, _register(parsed, registered, parts), content)
-    return _ops[key]
+    content, mutable = content_of(schema, *parts)
+    if parts.backward:  # before anything is registered, which cannot be undone
+        _gradient(parsed, parts.outputs or len(parsed.outputs), parts.backward, parts.reference)
+    with _lock:
+        alike = _ops.setdefault(f"{parsed.namespace}::{parsed.name}_{content}", [])
+        for known, held in alike:
+            if len(held) == len(mutable) and all(a is b for a, b in zip(held, mutable, strict=True)):
+                return known
+        registered = f"{parsed.name}_{content[:12]}" + (f"_{len(alike)}" if alike else "")
+        made = Op(parsed, parts, _register(parsed, registered, parts), content)
+        alike.append((made, mutable))
+        return made
 
 
 class Op:

@@ -29,6 +29,7 @@ _library = torch.library.Library(SPACE, "FRAGMENT")
 _programs: dict[int, Program] = {}
 _by_name: dict[str, Any] = {}
 _lock = threading.RLock()
+_compiling: dict[int, threading.RLock] = {}  # by program
 
 
 class Program:
@@ -89,9 +90,12 @@ class Program:
     def ensure(self, dtypes: Sequence[int], device: int, variant: int) -> None:
         """:meth:`compile`, but once."""
         place = (device, tuple(dtypes), variant)
-        if self.fits and place not in self._compiled:
-            self.compile(dtypes, device, variant)
-            self._compiled.add(place)
+        if not self.fits or place in self._compiled:
+            return
+        with _compiling.setdefault(self.number, threading.RLock()):  # of others at the same time
+            if place not in self._compiled:
+                self.compile(dtypes, device, variant)
+                self._compiled.add(place)
 
     def compile(self, dtypes: Sequence[int], device: int, variant: int) -> None:
         """Hand the extension a kernel, or the word that there is none.

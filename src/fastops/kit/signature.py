@@ -150,6 +150,8 @@ class Signature:
                 f"{where} contiguous, got strides {list(value.stride())} of shape {list(value.shape)}: "
                 "call .contiguous(), or define the kernel with contiguous=False and pass it the strides"
             )
+        if value.is_neg() or value.is_conj():
+            raise KitError(f"{where} without a pending sign: call .resolve_neg()")
         if value.requires_grad and torch.is_grad_enabled():
             raise KitError(
                 f"{where} without grad, for a kernel has no gradient: give it one by kit.op, or use torch.no_grad()"

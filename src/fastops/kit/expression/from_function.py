@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import math
 import sys
 import textwrap
 from collections.abc import Callable
@@ -197,7 +198,7 @@ class _Reader:
             return as_real(operand) if isinstance(x.op, ast.UAdd) else call(self.operator(x.op, x), operand)
         if isinstance(x, ast.BoolOp):
             parts = [self.expression(part, values) for part in x.values]
-            return functools.reduce(functools.partial(call, self.operator(x.op, x)), parts)
+            return functools.reduce(functools.partial(_either, self.operator(x.op, x)), parts)
         if isinstance(x, ast.Compare):
             parts = [self.expression(part, values) for part in (x.left, *x.comparators)]
             pairs = zip(x.ops, parts, parts[1:], strict=False)
@@ -222,6 +223,8 @@ class _Reader:
         function = self.resolved(x.func, values)
         if function is float and len(arguments) == 1:
             return as_real(arguments[0])
+        if function is math.remainder:  # torch's and NumPy's of that name are Python's %
+            raise self.error("math.remainder rounds to the nearest: expected %, or x - y * round(x / y)", x)
         called = getattr(function, "__name__", "")
         if not any(getattr(sys.modules.get(module), called, None) is function for module in _MODULES):
             raise self.error(f"{ast.unparse(x.func)} is no function of math, torch, numpy or Python itself", x)
@@ -240,3 +243,10 @@ class _Reader:
         if isinstance(x, ast.Name) and x.id not in values and x.id in self.outside:
             return self.outside[x.id]
         raise self.error(f"{ast.unparse(x)} is unknown", x)
+
+
+def _either(operator: str, a: Node, b: Node) -> Node:
+    """``a and b`` or ``a or b`` as Python has it: one of the two, and of truth values a truth value."""
+    if a.truth and b.truth:
+        return call(operator, a, b)
+    return call("where", a, b, a) if operator == "and" else call("where", a, a, b)
