@@ -98,6 +98,15 @@ def test_special_values(ours: Unary, theirs: Unary, dtype: torch.dtype, device: 
         torch.testing.assert_close(ours(x), theirs(x.double()).to(dtype), equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool])
+@pytest.mark.parametrize("numbers", [(), (2, 3), (2.0, 3.0)])
+def test_axpby_of_integers(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> None:
+    x = torch.ones(3, dtype=dtype, device=device)
+    y = fastops.axpby(x, x, *numbers)
+    assert y.dtype == torch.get_default_dtype()
+    assert (y == sum(numbers or (1, 1))).all()
+
+
 @pytest.mark.parametrize("number", [math.nan, struct.unpack("f", struct.pack("I", 0x7FFFFFFF))[0]], ids=["nan", "gpu"])
 @pytest.mark.parametrize("copies", [1, 40])
 @every_dtype

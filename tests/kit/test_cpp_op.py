@@ -310,3 +310,18 @@ def test_a_pending_negation_is_refused() -> None:
     assert x.is_neg()
     with pytest.raises(KitError, match=r"x must be without a pending sign: call .resolve_neg\(\)"):
         scale()(x, y, 1, 2.0)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("thrown", "text"), [('std::runtime_error("it is 3")', "it is 3"), ("7", "not a std::exception")]
+)
+def test_an_exception_comes_to_python(thrown: str, text: str) -> None:
+    source = f"#include <stdexcept>\nvoid f(float* y) {{ if (y[0] == 3) throw {thrown}; y[0] = 1; }}"
+    function, y = cpp_op(source, "f", "float* y"), torch.full((1,), 3.0)
+    with pytest.raises(RuntimeError, match=rf"^\[f\] the function threw an exception: {text}$"):
+        function(y)
+    function(y.zero_())
+    assert y.item() == 1
+    cpp_op("void f(float* y) { y[0] = 2; }", "f", "float* y", options=["-fno-exceptions"])(y)
+    assert y.item() == 2

@@ -152,3 +152,18 @@ assert len(results) == 200 and all(torch.equal(r, results[0]) for r in results)
     environment = os.environ | {"FASTOPS_CACHE_DIR": str(tmp_path)}
     result = subprocess.run([sys.executable, tmp_path / "program.py"], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+def test_a_function_that_raises_is_refused() -> None:
+    def checked(x: float) -> float:
+        if x < 0:
+            raise ValueError("negative")
+        return x
+
+    def asserting(x: float) -> float:
+        assert x >= 0
+        return x
+
+    for function in (checked, asserting):
+        with pytest.raises(kit.KitError, match="expected a result for all numbers, such as NaN"):
+            kit.numba_op(function)

@@ -321,6 +321,11 @@ def test_a_definition_that_failed_can_be_repeated() -> None:
             kit.op("kit_test::failed(Tensor x) -> Tensor", reference=torch.exp, backward=lambda grd: grd)
 
 
+def test_names_that_come_twice_are_refused() -> None:
+    with pytest.raises(kit.KitError, match="names of their own, got x twice"):
+        kit.op("kit_test::twice(Tensor x, Tensor x) -> Tensor", reference=torch.add)
+
+
 def test_many_threads_define_one_op() -> None:
     def define(_: int) -> Any:
         return kit.op("kit_test::shared_by_threads(Tensor x) -> Tensor", reference=torch.exp)

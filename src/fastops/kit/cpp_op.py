@@ -14,6 +14,32 @@ from .signature import Packing
 
 _ENTRY = "fastops_kit_entry"
 
+# An exception that left it would end the process.
+_CATCHING = f"""\
+#if __cpp_exceptions
+#include <exception>
+extern "C" const char* {_ENTRY}(const fastops_kit_arguments* arguments) {{
+  static thread_local char text[512];
+  const char* what = "not a std::exception";
+  try {{
+    fastops_kit_call(arguments);
+    return nullptr;
+  }} catch (const std::exception& thrown) {{
+    what = thrown.what();
+    for (unsigned k = 0; k < sizeof text - 1 && (text[k] = what[k]); ++k) continue;
+    return text;
+  }} catch (...) {{
+    return what;
+  }}
+}}
+#else
+extern "C" const char* {_ENTRY}(const fastops_kit_arguments* arguments) {{
+  fastops_kit_call(arguments);
+  return nullptr;
+}}
+#endif
+"""
+
 
 class CppOp(FromSource):
     """A C++ function from its source, compiled by the machine's compiler when it is first called, and cached on disk.
@@ -41,12 +67,14 @@ class CppOp(FromSource):
 
         Raises:
             KitError: an argument that the signature does not take. Nothing was called.
+            RuntimeError: the function threw an exception, whose text it has.
             CompileError: the source does not compile.
             NoCompiler: there is no C++ compiler.
         """
         dtypes, _ = self.signature.bind(arguments, "cpu", self.contiguous)
         entry, packing = self._ready.get(dtypes) or self._prepare(dtypes)
-        entry(packing(arguments))
+        if thrown := entry(packing(arguments)):
+            raise RuntimeError(f"[{self.name}] the function threw an exception: {thrown.decode(errors='replace')}")
 
     def prepare(self, *dtypes: torch.dtype) -> None:
         """Compiles ahead of the first call, for one dtype a type variable."""
@@ -65,12 +93,13 @@ class CppOp(FromSource):
         passed = ", ".join(f"arguments->{p.name}" for p in self.signature.parameters)
         entry = (
             f"struct fastops_kit_arguments {{ {self.signature.declarations()} }};\n"
-            f'extern "C" void {_ENTRY}(const fastops_kit_arguments* arguments) {{ {self.function}({passed}); }}\n'
+            f"static void fastops_kit_call(const fastops_kit_arguments* arguments) {{ {self.function}({passed}); }}\n"
+            f"{_CATCHING}"
         )
         source = self._text(types) + entry
         with self._explained():
             function = compiler.shared_library(source, name=self.name, options=self.options)[_ENTRY]
-        function.argtypes, function.restype = [ctypes.c_char_p], None
+        function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_char_p
         ready = self._ready[dtypes] = function, self.signature.packing(types)
         return ready
 

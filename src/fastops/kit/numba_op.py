@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import inspect
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -59,7 +61,8 @@ def numba_op(
 
     Raises:
         NoCompiler: Numba is not installed.
-        KitError: parameters that cannot be served; later, a derivative where there is none.
+        KitError: parameters that cannot be served, a function of numbers that raises; later, a derivative where there is
+            none.
         CompileError: later, from a kernel that Numba does not compile, or that writes to what it should read.
     """
     if function is None:
@@ -69,6 +72,17 @@ def numba_op(
     if kernel or hasattr(function, "forall"):  # which is what @cuda.jit makes
         raise KitError(f"[{function.__name__}] a kernel needs grid=, which says that it is one")
     return NumbaOp(function, backward)
+
+
+def _check_raises_nothing(name: str, function: Callable[..., Any]) -> None:
+    """A kernel has nowhere to raise to: the loop would end, and what it had not written be returned."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):  # typed by hand, or part of a line
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Raise, ast.Assert)):
+            raise KitError(f"[{name}] expected a result for all numbers, such as NaN, got {ast.unparse(node)!r}")
 
 
 class NumbaOp:
@@ -81,6 +95,7 @@ class NumbaOp:
         self.__doc__, self.__module__ = function.__doc__, function.__module__
         self._qualified = function.__qualname__
         self.tensors = tuple(inspect.signature(function).parameters)
+        _check_raises_nothing(name, function)
         if not 1 <= len(self.tensors) <= 8:
             raise KitError(f"[{name}] expected a function of 1 to 8 numbers, got {len(self.tensors)}")
         self.content_hash = content_hash(function, backward)

@@ -41,6 +41,8 @@ class Schema:
         if not parsed.returns or any(str(r.type) != "Tensor" for r in parsed.returns):
             raise KitError(f"[{self.name}] the outputs must be Tensors, got {text.rpartition('->')[2].strip()!r}")
         self.arguments = tuple(a.name for a in parsed.arguments)
+        if twice := [a for a in self.arguments if self.arguments.count(a) > 1]:
+            raise KitError(f"[{self.name}] expected arguments with names of their own, got {twice[0]} twice")
         self.types = dict(zip(self.arguments, types, strict=True))
         self.defaults = {a.name: a.default_value for a in parsed.arguments if a.has_default_value()}
         self.tensors = tuple(k for k, t in enumerate(types) if t in _TENSORS)

@@ -11,8 +11,9 @@ from .._operator import Operator, elementwise_batch, wide
 
 
 def axpby_reference(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
-    out = alpha * wide(x) + beta * wide(y)
-    return out.to(x.dtype) if x.is_floating_point() or x.is_complex() else out
+    if not (x.is_floating_point() or x.is_complex()):
+        x, y = x.to(torch.get_default_dtype()), y.to(torch.get_default_dtype())
+    return (alpha * wide(x) + beta * wide(y)).to(x.dtype)
 
 
 def axpby_backward_reference(grad: Tensor, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
