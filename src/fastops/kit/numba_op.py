@@ -61,8 +61,8 @@ def numba_op(
 
     Raises:
         NoCompiler: Numba is not installed.
-        KitError: parameters that cannot be served, a function of numbers that raises; later, a derivative where there is
-            none.
+        KitError: parameters that cannot be served, a function of numbers that raises; later, a derivative where there
+            is none.
         CompileError: later, from a kernel that Numba does not compile, or that writes to what it should read.
     """
     if function is None:
