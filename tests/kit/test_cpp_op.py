@@ -314,7 +314,8 @@ def test_a_pending_negation_is_refused() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("thrown", "text"), [('std::runtime_error("it is 3")', "it is 3"), ("7", "not a std::exception")]
+    ("thrown", "text"),
+    [('std::runtime_error("it is 3")', "it is 3"), ('std::runtime_error("")', ""), ("7", "not a std::exception")],
 )
 def test_an_exception_comes_to_python(thrown: str, text: str) -> None:
     source = f"#include <stdexcept>\nvoid f(float* y) {{ if (y[0] == 3) throw {thrown}; y[0] = 1; }}"

@@ -73,7 +73,8 @@ class CppOp(FromSource):
         """
         dtypes, _ = self.signature.bind(arguments, "cpu", self.contiguous)
         entry, packing = self._ready.get(dtypes) or self._prepare(dtypes)
-        if thrown := entry(packing(arguments)):
+        thrown = entry(packing(arguments))
+        if thrown is not None:
             raise RuntimeError(f"[{self.name}] the function threw an exception: {thrown.decode(errors='replace')}")
 
     def prepare(self, *dtypes: torch.dtype) -> None:

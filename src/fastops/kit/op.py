@@ -29,7 +29,7 @@ _CASTS = {"lower": lower_precision, "float32": single_precision}
 _libraries: dict[str, torch.library.Library] = {}
 # By name and content. The same content is the same op, if what it holds and may change is the same too.
 _ops: dict[str, list[tuple[Op, list[Any]]]] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 class _Parts(NamedTuple):
