@@ -114,6 +114,11 @@ class Tensor {
 
 using OptionalTensor = std::optional<Tensor>;
 
+// Kernels for bf16 take a NaN to have bits in the upper half of f32 alone (kernels/pairs.h).
+inline double with_short_nan(double number) {
+  return number == number ? number : std::numeric_limits<double>::quiet_NaN();
+}
+
 // From the stack: the word's owner becomes the result.
 template <class T>
 T from_stack(StableIValue value) {
@@ -133,12 +138,10 @@ T from_stack(StableIValue value) {
     check_torch("str", torch_delete_string(handle));
     return text;
   } else if constexpr (std::is_same_v<T, double>) {
-    const auto number = detail::to<double>(value);
-    // Kernels for bf16 take a NaN to have bits in the upper half of f32 alone (kernels/pairs.h).
-    return number == number ? number : std::numeric_limits<double>::quiet_NaN();
+    return with_short_nan(detail::to<double>(value));
   } else if constexpr (std::is_same_v<T, std::optional<double>>) {
     const auto number = detail::to<std::optional<double>>(value);
-    return number && *number != *number ? std::numeric_limits<double>::quiet_NaN() : number;
+    return number ? std::optional(with_short_nan(*number)) : number;
   } else {
     return detail::to<T>(value);
   }

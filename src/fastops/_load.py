@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from importlib import metadata
 
 TORCH_FLOOR = (2, 10)
+_FLOOR = ".".join(map(str, TORCH_FLOOR))
 DISTRIBUTIONS = ("fastops", "fastops-cu12", "fastops-cu13")
 
 # What went wrong, kept for `python -m fastops.info`.
@@ -48,16 +49,14 @@ def check_alone() -> None:
 
 
 def _install_torch() -> str:
-    floor = "{}.{}".format(*TORCH_FLOOR)
-    return f'conda install "pytorch>={floor}"' if by_conda() else f'pip install -U "torch>={floor}"'
+    return f'conda install "pytorch>={_FLOOR}"' if by_conda() else f'pip install -U "torch>={_FLOOR}"'
 
 
 def check_torch(version: str) -> None:
     """Before the extension is opened: under an older PyTorch it would die of an undefined symbol."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers and (int(numbers[1]), int(numbers[2])) < TORCH_FLOOR:
-        floor = ".".join(map(str, TORCH_FLOOR))
-        raise ImportError(f"[fastops] PyTorch is too old: found {version}, needs >= {floor}. {_install_torch()}")
+        raise ImportError(f"[fastops] PyTorch is too old: found {version}, needs >= {_FLOOR}. {_install_torch()}")
 
 
 def failed(error: BaseException) -> None:

@@ -14,7 +14,7 @@ def remedy(distribution: str, version: str, capability: str, driver_cuda: str, c
 
     Of ``version``, which this build has: the names alone may have other owners.
     """
-    card, driver = int(capability.replace(".", "")), int(driver_cuda.partition(".")[0])
+    card, driver = int(capability.replace(".", "")), major_of(driver_cuda)
     fitting = [major for major, archs in RELEASES.items() if _has_code(card, archs)]
     others = [major for major in fitting if distribution != f"fastops-cu{major}"]
     for major in others:
@@ -30,6 +30,10 @@ def remedy(distribution: str, version: str, capability: str, driver_cuda: str, c
         f"Build for it with an nvcc that knows it: {remove} && "
         f"FASTOPS_CUDA= FASTOPS_CUDA_ARCHS={card} pip install --no-cache-dir --no-binary fastops fastops=={version}"
     )
+
+
+def major_of(version: str) -> int:
+    return int(version.partition(".")[0])
 
 
 def _switch(distribution: str, version: str, major: int, conda: bool) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import _C, _driver, _load
-from ._remedy import remedy
+from ._remedy import major_of, remedy
 
 # As the extension read them, when it was loaded.
 _FORCED = {name: os.environ[name] for name in ("FASTOPS_CPU_ISA", "FASTOPS_CUDA_ARCH") if os.environ.get(name)}
@@ -126,7 +126,7 @@ def capabilities() -> Capabilities:
     driver = _driver.probe()
     gpus, kernels_error = _gpus(driver, build.distribution, build.version)
     torch_cuda = torch.version.cuda
-    too_new = torch_cuda is not None and bool(gpus and driver.cuda) and _major(torch_cuda) > _major(driver.cuda)
+    too_new = torch_cuda is not None and bool(gpus and driver.cuda) and major_of(torch_cuda) > major_of(driver.cuda)
     usable = gpus if torch_cuda and not too_new else ()
     # All reasons, since all must be mended. Without a driver the CUDA runtime says that the driver is too old.
     reasons = [
@@ -190,10 +190,6 @@ def _build_fits(capability: str, driver_cuda: str) -> bool:
     """Whether this build has kernels for such a GPU: then the trouble is another, and no other build helps."""
     major, minor = (int(part) for part in driver_cuda.split("."))
     return _C.cuda_fit(int(capability.replace(".", "")), 1000 * major + 10 * minor)["arch"] is not None
-
-
-def _major(version: str) -> int:
-    return int(version.partition(".")[0])
 
 
 def _line(what: str, name: str, chosen: bool, reason: str) -> str:

@@ -165,5 +165,5 @@ def test_a_function_that_raises_is_refused() -> None:
         return x
 
     for function in (checked, asserting):
-        with pytest.raises(kit.KitError, match="expected a result for all numbers, such as NaN"):
+        with pytest.raises(kit.KitError, match=r"for all numbers, such as NaN, got .(raise|assert) "):
             kit.numba_op(function)

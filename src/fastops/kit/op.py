@@ -92,15 +92,13 @@ def op(
     parsed = Schema(schema)
     _check(parsed, parts)
     content, mutable = content_of(schema, *parts)
-    if parts.backward:  # before anything is registered, which cannot be undone
-        _gradient(parsed, parts.outputs or len(parsed.outputs), parts.backward, parts.reference)
     with _lock:
         alike = _ops.setdefault(f"{parsed.namespace}::{parsed.name}_{content}", [])
         for known, held in alike:
             if len(held) == len(mutable) and all(a is b for a, b in zip(held, mutable, strict=True)):
                 return known
         registered = f"{parsed.name}_{content[:12]}" + (f"_{len(alike)}" if alike else "")
-        made = Op(parsed, parts, _register(parsed, registered, parts), content)
+        made = Op(parsed, parts, registered, content)
         alike.append((made, mutable))
         return made
 
@@ -108,10 +106,9 @@ def op(
 class Op:
     """What :func:`op` returns: call it with tensors. ``raw`` is what torch's dispatcher sees, without a gradient."""
 
-    def __init__(self, schema: Schema, parts: _Parts, raw: torch._ops.OpOverload, content: str) -> None:
+    def __init__(self, schema: Schema, parts: _Parts, registered: str, content: str) -> None:
         self.name = schema.name
         self.schema = schema
-        self.raw = raw
         self.content_hash = content
         self._parts = parts
         self._outputs = parts.outputs or len(schema.outputs)
@@ -120,10 +117,11 @@ class Op:
         save, backward = (None, None) if given else (_save_nothing, _no_derivative(schema.name))
         if parts.backward:
             save, backward = _gradient(schema, self._outputs, parts.backward, parts.reference)
+        self.raw = _register(schema, registered, parts)  # last of what may fail: it cannot be undone
         # The statistics count as outputs, so that a second derivative through them is seen.
         self._call = Differentiable(
             schema.name,
-            raw,
+            self.raw,
             parts.reference or _without_reference(schema.name),
             save=save,
             backward=backward,

@@ -29,7 +29,6 @@ _library = torch.library.Library(SPACE, "FRAGMENT")
 _programs: dict[int, Program] = {}
 _by_name: dict[str, Any] = {}
 _lock = threading.RLock()
-_compiling: dict[int, threading.RLock] = {}  # by program
 
 
 class Program:
@@ -55,6 +54,7 @@ class Program:
         self.op = f"{name}_{hashlib.sha256(content.encode()).hexdigest()[:16]}"
         self.paths: dict[tuple[int, tuple[int, ...]], str] = {}  # by device and dtypes: what runs
         self._compiled: set[tuple[int, tuple[int, ...], int]] = set()
+        self._compiling = threading.RLock()  # others are compiled at the same time
         qualified = f"{SPACE}::{self.op}"
         self.fits = len(tensors) + outputs <= _C.kit_max_operands and len(scalars) <= _C.kit_max_scalars
         self.number = -1
@@ -92,7 +92,7 @@ class Program:
         place = (device, tuple(dtypes), variant)
         if not self.fits or place in self._compiled:
             return
-        with _compiling.setdefault(self.number, threading.RLock()):  # of others at the same time
+        with self._compiling:
             if place not in self._compiled:
                 self.compile(dtypes, device, variant)
                 self._compiled.add(place)

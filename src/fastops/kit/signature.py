@@ -150,7 +150,7 @@ class Signature:
                 f"{where} contiguous, got strides {list(value.stride())} of shape {list(value.shape)}: "
                 "call .contiguous(), or define the kernel with contiguous=False and pass it the strides"
             )
-        if value.is_neg() or value.is_conj():
+        if value.is_neg():
             raise KitError(f"{where} without a pending sign: call .resolve_neg()")
         if value.requires_grad and torch.is_grad_enabled():
             raise KitError(
