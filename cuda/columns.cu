@@ -8,6 +8,8 @@ namespace fastops::FASTOPS_ARCH {
 namespace {
 
 constexpr int kThreads = 256;
+// Chunks that a thread asks for before it adds one: all that it has of a block, or two, of each of 132 multiprocessors.
+constexpr int kAtOnce = 5;
 
 struct Sums {
   ColumnSum at[2];
@@ -35,12 +37,17 @@ __global__ void __launch_bounds__(kThreads) column_sum_kernel(const __grid_const
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kGroups * W, j = first + group * W;
   A total[W] = {};
   if (j < s.n) {
-#pragma unroll 8
-    for (int64_t chunk = part; chunk < s.chunks; chunk += Parts) {
-      const auto* row = static_cast<const A*>(s.partial) + chunk * s.stride;
-      device::Vector<A, W> v = *reinterpret_cast<const device::Vector<A, W>*>(row + j);
+    const A* column = static_cast<const A*>(s.partial) + j;
+    for (int64_t chunk = part; chunk < s.chunks; chunk += kAtOnce * Parts) {
+      device::Vector<A, W> v[kAtOnce] = {};
 #pragma unroll
-      for (int k = 0; k < W; ++k) total[k] += v.at[k];
+      for (int k = 0; k < kAtOnce; ++k)
+        if (chunk + k * Parts < s.chunks)
+          v[k] = *reinterpret_cast<const device::Vector<A, W>*>(column + (chunk + k * Parts) * s.stride);
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k)
+#pragma unroll
+        for (int i = 0; i < W; ++i) total[i] += v[k].at[i];
     }
   }
 #pragma unroll

@@ -177,17 +177,29 @@ struct TeamBarrier {
   __device__ void operator()() const { asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "r"(threads) : "memory"); }
 };
 
-// Adds the column sums of a block's teams, [parts][sums·n], in their order.
+// Adds the column sums of a block's teams, [parts][sums·n], in their order, W columns at a time.
+template <int W, class T, class P, class A>
+__device__ inline void add_parts_by(const Backward<T, P>& a, const A* parts, int count, int64_t columns, A* result) {
+  using Columns = Vector<A, W>;
+  for (int64_t j = threadIdx.x * W; j < columns; j += blockDim.x * W) {
+    Columns total = *reinterpret_cast<const Columns*>(parts + j);
+    for (int part = 1; part < count; ++part) {
+      const Columns more = *reinterpret_cast<const Columns*>(parts + part * columns + j);
+#pragma unroll
+      for (int k = 0; k < W; ++k) total.at[k] += more.at[k];
+    }
+    if (!a.whole)
+      *reinterpret_cast<Columns*>(result + j) = total;
+    else
+      store_parameter_grad<W>(a, j >= a.n, j >= a.n ? j - a.n : j, total.at);
+  }
+}
 template <class T, class P, class A>
 __device__ inline void add_parts(const Backward<T, P>& a, const A* parts, int count, int64_t columns, A* result) {
-  for (int64_t j = threadIdx.x; j < columns; j += blockDim.x) {
-    A total[1] = {parts[j]};
-    for (int part = 1; part < count; ++part) total[0] += parts[part * columns + j];
-    if (!a.whole)
-      result[j] = total[0];
-    else
-      store_parameter_grad<1>(a, j >= a.n, j >= a.n ? j - a.n : j, total);
-  }
+  if (a.n % kVector<A> == 0)
+    add_parts_by<kVector<A>>(a, parts, count, columns, result);
+  else
+    add_parts_by<1>(a, parts, count, columns, result);
 }
 
 // Blocks that stay: as many as fill the card, no more than there is work for.

@@ -1,6 +1,6 @@
 // The forward of the norms; formulas in kernels/norm.h. A row's input is read once and held in registers, packed, through
-// the passes over it: the mean, the sums of the distances from it and of their squares, the output. Many rows of two warps go
-// to norm_forward_pairs.cu. Where the card has clusters, long rows go to norm_forward_cluster.cu, those that it does not take to
+// the passes over it: the mean, the sums of the distances from it and of their squares, the output; or both sums at once, for
+// which see norm_forward.cuh. Many rows of two warps, and some of up to eight, go to norm_forward_pairs.cu. Where the card has clusters, long rows go to norm_forward_cluster.cu, those that it does not take to
 // norm_forward_ring.cu; many rows of 32 to 64 KB that stay to norm_forward_twice.cu or norm_forward_held.cu. Longer ones are
 // read three times. Rows whose bytes are no multiple of 16 go to norm_forward_ragged.cu, unless they are too long for it.
 #include "norm_forward.cuh"
@@ -33,7 +33,7 @@ template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, Fetch F
 __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   using A = accumulate_t<T>;
   constexpr int W = kVector<T>, kTeamRows = Lanes ? Threads / Lanes : 1;
-  constexpr bool Early = F != Fetch::late;
+  constexpr bool Early = F != Fetch::late, kRounds = kInRounds<N, T, Vectors, Lanes>;
   const int team = Lanes ? Lanes : Threads == 64 ? 64 : static_cast<int>(blockDim.x);  // of 64 none is missing
   const int thread = Lanes ? threadIdx.x % Lanes : threadIdx.x;
   const int n = static_cast<int>(a.n), vectors = n / W;
@@ -47,7 +47,7 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   Vector<T, W> x[Vectors];
 #pragma unroll
   for (int g = 0; g < Vectors; ++g) x[g] = reinterpret_cast<const Vector<T, W>*>(input)[mine.at[g]];
-  T first = N == Norm::layer ? *input : T{};
+  T first = N == Norm::layer && !kRounds ? *input : T{};
   Vector<P, W> w[Early ? Vectors : 1], b[Early ? Vectors : 1];
   auto fetch_parameters = [&](int g) {
     const Parameter<P> weight = weight_or_one(a.weight), bias = bias_or_zero(a.bias);
@@ -63,7 +63,7 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
     Vector<T, W> r[Vectors];
 #pragma unroll
     for (int g = 0; g < Vectors; ++g) r[g] = reinterpret_cast<const Vector<T, W>*>(residual)[mine.at[g]];
-    if constexpr (N == Norm::layer) first = rounded_sum(first, *residual);
+    if constexpr (N == Norm::layer && !kRounds) first = rounded_sum(first, *residual);
 #pragma unroll
     for (int g = 0; g < Vectors; ++g) {
       x[g] = rounded_sum(x[g], r[g]);
@@ -77,9 +77,30 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
     else
       team_sum(sums, team / kWarp, thread / kWarp, scratch, [] { __syncthreads(); });
   };
-  A d[Early ? Vectors : 1][W];  // early kernels keep the distances from the mean
+  A d[Early ? Vectors : 1][W];  // early kernels keep the distances from the mean, but for those in rounds
   Moments<A> moments = {};
-  if constexpr (N == Norm::layer) {
+  const unsigned zero = device::unknown_zero();
+  if constexpr (kRounds) {
+    __shared__ Scratch<A, 2> scratch;
+    auto sums_from = [&](const A(&number)[1], int) {
+      Sums<A, 2> sums = {};
+#pragma unroll
+      for (int g = 0; g < Vectors; ++g) {
+        A c[W];
+        device::hold_narrow(x[g], zero);
+        device::widen(x[g], c);
+        add_both(sums, 0, mine.own[g], c, number[0], a.scale);
+      }
+      sum_up(sums, scratch);
+      return sums;
+    };
+    Moments<A> rows[1];
+    find_moments(a, A(n), rows, sums_from, [&](int) {
+      const T element = a.residual ? rounded_sum(*input, a.residual[source * a.residual_stride]) : *input;
+      return device::widen(element);
+    });
+    moments = rows[0];
+  } else if constexpr (N == Norm::layer) {
     __shared__ Scratch<A, 1> total_scratch;
     __shared__ Scratch<A, kDistanceSums<T>> scratch;
     Sums<A, 1> total = {};
@@ -123,8 +144,9 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
 #pragma unroll
   for (int g = 0; g < Vectors; ++g) {
     A(&c)[W] = d[Early ? g : 0];
-    if constexpr (!Early) {
-      fetch_parameters(g);
+    if constexpr (!Early) fetch_parameters(g);
+    if constexpr (!Early || kRounds) {
+      if constexpr (kRounds) device::hold_narrow(x[g], zero);
       device::widen(x[g], c);
       if constexpr (N == Norm::layer) {
 #pragma unroll
@@ -244,7 +266,7 @@ bool takes_few(int64_t vectors, bool residual) {
 // By the number of vectors in a row: lanes of a warp while a few vectors a lane are enough, two warps likewise, then blocks
 // with more a thread. Three a thread where two, or whole warps of four, would leave a fourth of the threads without: rows of
 // 192, 384, 768, 1536, 4608 halves. How many threads have a row, and how many vectors each, depends on the row's length, the
-// dtypes and whether there is a residual, never on the number of rows.
+// dtypes and whether there is a residual, never on the number of rows. Halves of a layer norm are as in norm_forward_pairs.cu.
 template <Norm N, class T, class P>
 int launch_registers(const NormForward& args, cudaStream_t stream) {
   const Forward<T, P> a(args);
@@ -257,6 +279,8 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
   if (vectors <= 16 * kFew) return launch<N, T, P, kFew, 16, kSmall>(a, kSmall, stream);
   if (vectors <= 16 * kThree) return launch<N, T, P, kThree, 16, kSmall>(a, kSmall, stream);
   if (vectors > 32 * kFew && vectors <= kMostOfWarp) return launch<N, T, P, kThree, 32, kSmall>(a, kSmall, stream);
+  if constexpr (N == Norm::layer && sizeof(T) == 2 && sizeof(P) == 2)
+    if (pairs_of_more_warps(args)) return launch<N, T, P, kFew, 0, 512>(a, threads(kFew), stream);
   if (vectors > kMostOfTwo && vectors <= 256 * kMany && vectors % (3 * kWarp) == 0 && vectors % (4 * kWarp) != 0)
     return launch<N, T, P, kThree, 0, 512>(a, threads(kThree), stream);
   if (vectors <= 32 * kFew) return launch<N, T, P, kFew, 32, kSmall>(a, kSmall, stream);
@@ -267,7 +291,8 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
     // A layer norm's short rows have more of them on their way with three, or of whole warps with two; longer ones did not gain.
     if constexpr (N == Norm::layer) {
       if (vectors <= kThree * 2 * kWarp) return launch<N, T, P, kThree, 0, 512>(a, threads(kThree), stream);
-      if (vectors == 256) return launch<N, T, P, kFew, 0, 256>(a, threads(kFew), stream);
+      if constexpr (sizeof(T) == 4)
+        if (vectors == 256) return launch<N, T, P, kFew, 0, 256>(a, threads(kFew), stream);
     }
     const int each = threads(kMany);
     if (each <= 384 && !a.few && (each > 256 || all_at_once(a.rows, each, kFewThreads)))
@@ -289,6 +314,7 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
 }  // namespace
 
 int norm_forward(const NormForward& a, void* stream_handle) {
+  if (cluster_pairs_takes(a)) return norm_forward_cluster_pairs(a, stream_handle);
   if (cluster_takes(a)) return norm_forward_cluster(a, stream_handle);
   if (held_takes(a)) return norm_forward_held(a, stream_handle);
   if (ring_takes(a)) return norm_forward_ring(a, stream_handle);

@@ -10,13 +10,22 @@ namespace fastops::FASTOPS_ARCH {
 bool ragged_takes(const NormForward& a);
 int norm_forward_ragged(const NormForward& a, void* stream);
 
-// Many rows of two warps each without a residual.
+// Many rows of two warps each without a residual, a layer norm's of halves also of up to eight.
 bool pairs_takes(const NormForward& a);
 int norm_forward_pairs(const NormForward& a, void* stream);
 
 // The vectors of a row that a warp has, three a lane, and two warps; the threads of a multiprocessor that have short rows.
 constexpr int64_t kMostOfWarp = 3 * kWarp, kMostOfTwo = kVectors * 2 * kWarp;
 constexpr int kShortThreads = 1280;
+
+// Whether the row is a layer norm's of halves, without a residual, that more than two warps have with two vectors a thread: four
+// warps or less, seven or eight. With five or six, 1000 rows took a seventh longer than with four vectors a thread.
+inline bool pairs_of_more_warps(const NormForward& a) {
+  constexpr int64_t kOfWarp = kVectors * kWarp;
+  const int64_t bytes = a.n * size_of(a.dtype), vectors = bytes / 16;
+  return a.norm == Norm::layer && size_of(a.dtype) == 2 && a.parameter == a.dtype && !a.residual && bytes % 16 == 0 &&
+         vectors > 2 * kOfWarp && vectors <= 8 * kOfWarp && (vectors <= 4 * kOfWarp || vectors > 6 * kOfWarp);
+}
 
 // Whether a card has rows of so many threads each at once, where a multiprocessor takes `resident` of them.
 inline bool all_at_once(int64_t rows, int64_t threads, int64_t resident) {
@@ -61,9 +70,11 @@ bool held_takes(const NormForward& a);
 int norm_forward_held(const NormForward& a, void* stream);
 
 // Rows of more than 24 KB, an rms norm's of more than 20, with a residual of more than 32, each with a cluster of its own; not
-// an rms norm's of 32 to 64 KB.
+// an rms norm's of 32 to 64 KB. A layer norm's of halves, without a residual, by two.
 bool cluster_takes(const NormForward& a);
 int norm_forward_cluster(const NormForward& a, void* stream);
+bool cluster_pairs_takes(const NormForward& a);
+int norm_forward_cluster_pairs(const NormForward& a, void* stream);
 
 // Of the ring: a block's threads, and a thread's vectors, with which a block has 64 KB of a row, or of input and residual.
 constexpr int kRingThreads = 512;
@@ -142,8 +153,8 @@ int dispatch_long(const NormForward& a, F f) {
 }
 
 // Which vectors of a row a thread of the team has. Without one it takes the last along and leaves it out of the sums: no
-// branch parts the vectors.
-template <int Vectors>
+// branch parts the vectors. Full: every thread has all of them.
+template <int Vectors, bool Full = false>
 struct Places {
   int at[Vectors];
   bool own[Vectors];
@@ -151,8 +162,8 @@ struct Places {
   __device__ Places(int vectors, int team, int thread) {
 #pragma unroll
     for (int g = 0; g < Vectors; ++g) {
-      own[g] = g * team + thread < vectors;
-      at[g] = min(g * team + thread, vectors - 1);
+      own[g] = Full || g * team + thread < vectors;
+      at[g] = Full ? g * team + thread : min(g * team + thread, vectors - 1);
     }
   }
 };
@@ -218,6 +229,61 @@ __device__ inline Scale<A> scale_of(const Forward<T, P>& a, const Moments<A>& ro
     statistics[kStatistics<N> - 1] = rstd;
   }
   return {rstd, N == Norm::layer ? -row.shift * rstd : A(0)};
+}
+
+// Of a half type's rows the moments in one pass: the sums of the elements, and of their squares, are enough where the mean is
+// near 0. Where it is not, for there they cancel, a second round takes distances from the mean.
+template <Norm N, class T, int Vectors, int Lanes>
+constexpr bool kInRounds = N == Norm::layer && sizeof(T) == 2 && Vectors == kVectors && Lanes == 0;
+
+// The mean is at most so many standard deviations from 0: their square, and 1, is what the variance loses of f32's digits.
+constexpr int kNearDeviations = 4;
+__device__ inline bool near_zero(const Moments<float>& row) {  // not one that overflowed, or is no number
+  return row.squares <= FLT_MAX &&
+         row.squares * (kNearDeviations * kNearDeviations) >= row.count * (row.mean * row.mean);
+}
+
+// Adds a vector's distances from the number, times the scale, and their squares to the sums of row r.
+template <int W, int Count>
+__device__ inline void add_both(Sums<float, Count>& sums, int r, bool own, float (&x)[W], float number, float scale) {
+#pragma unroll
+  for (int k = 0; k < W; ++k) x[k] -= number;
+  const float distances = tree_sum<W>(x) * scale, squares = square_sum<W>(x);
+  sums.at[2 * r] += own ? distances : 0.0f;
+  sums.at[2 * r + 1] += own ? squares : 0.0f;
+}
+
+// By the sums of distances from a number, times the scale, and of their squares; scale and unscale as in part_mean().
+template <class T, class P>
+__device__ inline Moments<float> moments_from(const Forward<T, P>& a, float n, float number, float distances,
+                                              float squares) {
+  const float each = a.inverse_n * a.unscale, mean = distances * each;
+  const float shift = fma(-mean, n * a.scale, distances) * each, whole = mean + shift;
+  const float about_mean = fma(-n * whole, whole, squares);
+  if (number == 0) return {mean, shift, about_mean, n};
+  return {number, whole, about_mean < 0 ? 0 : about_mean, n};
+}
+
+// Of as many rows as `rows` has, the same for all threads of a block. sums_from(numbers, round): of each row both sums, from
+// its number. element(r): one of a row, for which see near_mean().
+template <int Rows, class T, class P, class SumsFrom, class Element>
+__device__ inline void find_moments(const Forward<T, P>& a, float n, Moments<float> (&rows)[Rows], SumsFrom sums_from,
+                                    Element element) {
+  float numbers[Rows] = {};
+#pragma unroll 1
+  for (int round = 0;; ++round) {
+    const Sums<float, 2 * Rows> sums = sums_from(numbers, round);
+    bool far = false;
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+      rows[r] = moments_from(a, n, numbers[r], sums.at[2 * r], sums.at[2 * r + 1]);
+      if (round > 0 || near_zero(rows[r])) continue;
+      far = true;
+      numbers[r] = near_mean(rows[r].mean, element(r));
+    }
+    if (!far) return;
+    __syncthreads();  // all have read the sums; and the warps are whole, which ptxas would not know
+  }
 }
 
 // Output of one vector in place of d.

@@ -1,7 +1,8 @@
 // The forward of the norms over long rows, each spread over the blocks of a cluster of its own. Several small blocks share a
 // multiprocessor, so that the rows of some are on their way while others are summed. A thread copies its own vectors into
 // shared memory, asynchronously, and needs no barrier for them. The weight has room of its own there, a bias that of the
-// residual or, without one, of the row, once they have been read.
+// residual or, without one, of the row, once they have been read. Layer norms of halves without a residual go to
+// norm_forward_cluster_pairs.cu.
 #include "norm_forward_cluster.cuh"
 
 namespace fastops::FASTOPS_ARCH {
@@ -18,15 +19,12 @@ constexpr bool kHold = N == Norm::layer && !Residual;
 template <bool Residual>
 constexpr int kSlots = Residual ? 3 : 2;
 
-// What the blocks of a multiprocessor have of its shared memory, and how many they are. Halves that are held were timed with
-// registers for five, of which they leave room for a sixth.
-constexpr int kSharedBytes = 192 * 1024;
-template <Norm N, class T, bool Residual, int Team>
-constexpr int kResident =
-    kHold<N, Residual> && sizeof(T) == 2 ? 5 : kSharedBytes / (kSlots<Residual> * kThreadVectors * Team * 16);
+// How many blocks a multiprocessor has.
+template <bool Residual, int Team>
+constexpr int kResident = kSharedBytes / (kSlots<Residual> * kThreadVectors * Team * 16);
 
 template <Norm N, class T, bool Residual, int Team>
-__global__ void __launch_bounds__(Team, kResident<N, T, Residual, Team>)
+__global__ void __launch_bounds__(Team, kResident<Residual, Team>)
     forward_cluster_kernel(const __grid_constant__ Forward<T, T> a, int cluster, int most) {
 #if __CUDA_ARCH__ >= 900
   constexpr int W = kVector<T>, V = kThreadVectors, kVectorsOfBlock = V * Team, kWarps = Team / kWarp;
@@ -158,9 +156,13 @@ int with_kernel(const NormForward& a, const RingPlan& plan, int none, F f) {
           static PerDevice answers[kMostBlocksOfRow + 1];
           return f(&forward_cluster_kernel<N, T, kResidual, decltype(team)::value>, Forward<T, T>(a), answers);
         };
-        if (plan.threads == kTeam) return of(std::integral_constant<int, kTeam>{});
-        if constexpr (!kHold<N, kResidual>) return of(std::integral_constant<int, kWideTeam>{});
-        return none;  // the ring is faster where the row is held
+        if constexpr (kHold<N, kResidual> && sizeof(T) == 2) {
+          return none;  // pairs
+        } else {
+          if (plan.threads == kTeam) return of(std::integral_constant<int, kTeam>{});
+          if constexpr (!kHold<N, kResidual>) return of(std::integral_constant<int, kWideTeam>{});
+          return none;  // the ring is faster where the row is held
+        }
       });
     return none;
   });
@@ -169,15 +171,7 @@ int with_kernel(const NormForward& a, const RingPlan& plan, int none, F f) {
 }  // namespace
 
 bool cluster_takes(const NormForward& a) {
-  const int64_t bytes = a.n * size_of(a.dtype);
-  // Registers are faster for a row of about one block, and an rms norm's that 1024 threads have, or read twice, where rows are
-  // many.
-  const int64_t kilobytes = a.residual ? 32 : a.norm == Norm::layer ? 24 : 20;
-  if (bytes <= kilobytes * 1024 || (a.norm == Norm::rms && is_long(a))) return false;
-  // Cards that lack the room would have a block or two of 128 threads a multiprocessor.
-  if (bytes % 16 != 0 || !compute90_runs_here() ||
-      device_attribute<cudaDevAttrMaxSharedMemoryPerMultiprocessor>() <= kSharedBytes)
-    return false;
+  if (!is_for_clusters(a)) return false;
   const RingPlan plan = plan_of(a);
   if (plan.cluster > kMostBlocksOfRow || a.rows > kMostBlocks / plan.cluster) return false;
   return with_kernel(a, plan, 0, [&](auto* kernel, const auto&, PerDevice* fit) -> int {

@@ -5,6 +5,17 @@
 
 namespace fastops::FASTOPS_ARCH {
 
+// What the blocks of a multiprocessor have of its shared memory: cards that lack the room would have a block or two.
+constexpr int kSharedBytes = 192 * 1024;
+
+// Registers are faster for a row of about one block, and an rms norm's that 1024 threads have, or read twice, where rows are
+// many.
+inline bool is_for_clusters(const NormForward& a) {
+  const int64_t bytes = a.n * size_of(a.dtype), kilobytes = a.residual ? 32 : a.norm == Norm::layer ? 24 : 20;
+  return bytes > kilobytes * 1024 && bytes % 16 == 0 && !(a.norm == Norm::rms && is_long(a)) && compute90_runs_here() &&
+         device_attribute<cudaDevAttrMaxSharedMemoryPerMultiprocessor>() > kSharedBytes;
+}
+
 // What a warp tells about its part of a row.
 template <Norm N>
 using Told = std::conditional_t<N == Norm::layer, Moments<float>, float>;

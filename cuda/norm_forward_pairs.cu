@@ -1,4 +1,4 @@
-// The forward of norms over many rows of two warps each, two vectors a thread, without a residual: a block takes two rows. It
+// The forward of norms over many rows of some warps each, two vectors a thread, without a residual: a block takes two rows. It
 // widens parameters once for both and sums both in the same exchanges, and half as many blocks start. Few rows, and those with
 // a residual, go one by one to as many threads (norm_forward.cu), so that a row's bits are the same.
 #include "norm_forward.cuh"
@@ -8,32 +8,42 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-constexpr int kTeam = 2 * kWarp, kRows = 2;
+constexpr int kRows = 2;
+constexpr int kTwoWarps = 2 * kWarp, kFourWarps = 4 * kWarp, kEightWarps = 8 * kWarp;
 // Threads of a multiprocessor, as many as their registers allow.
-template <class T, class P>
-constexpr int kResident = sizeof(P) == sizeof(T) ? 896 : 768;
+constexpr int kPairThreads = 1024;
+template <class T, class P, int Team>
+constexpr int kResident = Team == kEightWarps      ? kPairThreads
+                          : sizeof(P) == sizeof(T) ? 896
+                                                   : 768;
 
-template <Norm N, class T, class P>
-__global__ void __launch_bounds__(kTeam, resident_blocks(kTeam, kResident<T, P>))
+// Team: a row's threads; at most so many, if they are not Full of vectors.
+template <Norm N, class T, class P, int Team, bool Full>
+__global__ void __launch_bounds__(Team, resident_blocks(Team, kResident<T, P, Team>))
     forward_pair_kernel(const __grid_constant__ Forward<T, P> a) {
   using A = accumulate_t<T>;
   constexpr int W = kVector<T>, D = kDistanceSums<T>;
+  constexpr bool kRounds = kInRounds<N, T, kVectors, 0>;
   using Row = Vector<T, W>;
   wait_for_earlier_kernels();
   let_next_kernel_start();
-  const int thread = threadIdx.x, n = static_cast<int>(a.n), vectors = n / W;
+  const int team = Full || Team == kTwoWarps ? Team : static_cast<int>(blockDim.x), thread = threadIdx.x;
+  if constexpr (Team == kFourWarps) __builtin_assume(team <= kFourWarps);
+  if constexpr (Team == kEightWarps) __builtin_assume(team > kFourWarps);
+  const int n = Full ? Team * kVectors * W : static_cast<int>(a.n), vectors = n / W;
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kRows;
   auto live = [&](int r) { return begin + r < a.rows; };  // a block with one row takes that twice
+  auto row_of = [&](int r) { return a.input + (live(r) ? begin + r : begin) * a.input_stride; };
 
-  const Places<kVectors> mine(vectors, kTeam, thread);
+  const Places<kVectors, Full> mine(vectors, team, thread);
   Row x[kRows][kVectors];
   T first[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const T* input = a.input + (live(r) ? begin + r : begin) * a.input_stride;
+    const T* input = row_of(r);
 #pragma unroll
     for (int g = 0; g < kVectors; ++g) x[r][g] = reinterpret_cast<const Row*>(input)[mine.at[g]];
-    first[r] = N == Norm::layer ? *input : T{};
+    first[r] = N == Norm::layer && !kRounds ? *input : T{};
   }
   Vector<P, W> w[kVectors], b[kVectors];
   const Parameter<P> weight = weight_or_one(a.weight), bias = bias_or_zero(a.bias);
@@ -51,42 +61,66 @@ __global__ void __launch_bounds__(kTeam, resident_blocks(kTeam, kResident<T, P>)
       for (int g = 0; g < kVectors; ++g) f(r, g, d[r][g]);
   };
   auto sum_up = [&](auto& sums, auto& scratch) {
-    team_sum(sums, kTeam / kWarp, thread / kWarp, scratch, [] { __syncthreads(); });
+    team_sum(sums, team / kWarp, static_cast<int>(threadIdx.x) / kWarp, scratch, [] { __syncthreads(); });
   };
-  __shared__ Scratch<A, kRows> scratch;
-  Sums<A, kRows> totals = {};
   Moments<A> moments[kRows] = {};
-  each_vector([&](int r, int g, A(&c)[W]) {
+  const unsigned zero = device::unknown_zero();
+  auto widen_again = [&](int r, int g, A(&c)[W]) {
+    device::hold_narrow(x[r][g], zero);
     device::widen(x[r][g], c);
-    const A part = N == Norm::layer ? tree_sum<W>(c) * a.scale : square_sum<W>(c);
-    totals.at[r] += mine.own[g] ? part : A(0);
-  });
-  sum_up(totals, scratch);
-  if constexpr (N == Norm::layer) {
-    __shared__ Scratch<A, kRows * D> distance_scratch;
-    PartMean<A> mean[kRows];
+  };
+  if constexpr (kRounds) {
+    __shared__ Scratch<A, 2 * kRows> scratch;
+    auto sums_from = [&](const A(&numbers)[kRows], int) {
+      Sums<A, 2 * kRows> sums = {};
 #pragma unroll
-    for (int r = 0; r < kRows; ++r)
-      mean[r] = part_mean<T>(totals.at[r], device::widen(first[r]), A(n), a.inverse_n, a.scale, a.unscale);
-    Sums<A, D> distances[kRows] = {};
-    each_vector([&](int r, int g, A(&c)[W]) {
+      for (int r = 0; r < kRows; ++r)
 #pragma unroll
-      for (int k = 0; k < W; ++k) c[k] -= mean[r].mean;
-      add_distances<T>(distances[r], mine.own[g], c);
-    });
-    Sums<A, kRows * D> all;
-#pragma unroll
-    for (int k = 0; k < kRows * D; ++k) all.at[k] = distances[k / D].at[k % D];
-    sum_up(all, distance_scratch);
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int k = 0; k < D; ++k) distances[r].at[k] = all.at[r * D + k];
-      moments[r] = moments_about<T>(mean[r], distances[r], A(n), a.inverse_n);
-    }
+        for (int g = 0; g < kVectors; ++g) {
+          A c[W];
+          widen_again(r, g, c);
+          add_both(sums, r, mine.own[g], c, numbers[r], a.scale);
+        }
+      sum_up(sums, scratch);
+      return sums;
+    };
+    find_moments(a, A(n), moments, sums_from,
+                 [&](int r) { return device::widen(a.input[(live(r) ? begin + r : begin) * a.input_stride]); });
   } else {
+    __shared__ Scratch<A, kRows> scratch;
+    Sums<A, kRows> totals = {};
+    each_vector([&](int r, int g, A(&c)[W]) {
+      device::widen(x[r][g], c);
+      const A part = N == Norm::layer ? tree_sum<W>(c) * a.scale : square_sum<W>(c);
+      totals.at[r] += mine.own[g] ? part : A(0);
+    });
+    sum_up(totals, scratch);
+    if constexpr (N == Norm::layer) {
+      __shared__ Scratch<A, kRows * D> distance_scratch;
+      PartMean<A> mean[kRows];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) moments[r].squares = totals.at[r];
+      for (int r = 0; r < kRows; ++r)
+        mean[r] = part_mean<T>(totals.at[r], device::widen(first[r]), A(n), a.inverse_n, a.scale, a.unscale);
+      Sums<A, D> distances[kRows] = {};
+      each_vector([&](int r, int g, A(&c)[W]) {
+#pragma unroll
+        for (int k = 0; k < W; ++k) c[k] -= mean[r].mean;
+        add_distances<T>(distances[r], mine.own[g], c);
+      });
+      Sums<A, kRows * D> all;
+#pragma unroll
+      for (int k = 0; k < kRows * D; ++k) all.at[k] = distances[k / D].at[k % D];
+      sum_up(all, distance_scratch);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int k = 0; k < D; ++k) distances[r].at[k] = all.at[r * D + k];
+        moments[r] = moments_about<T>(mean[r], distances[r], A(n), a.inverse_n);
+      }
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) moments[r].squares = totals.at[r];
+    }
   }
 
   Scale<A> scaled[kRows];
@@ -97,30 +131,47 @@ __global__ void __launch_bounds__(kTeam, resident_blocks(kTeam, kResident<T, P>)
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       A(&c)[W] = d[r][g];
+      if constexpr (kRounds) {
+        widen_again(r, g, c);
+#pragma unroll
+        for (int k = 0; k < W; ++k) c[k] -= moments[r].mean;
+      }
       scale<N, P, W, A>(c, scaled[r], w[g], b[g], a.offset);
       if (mine.own[g] && live(r))
         reinterpret_cast<Row*>(a.output + (begin + r) * n)[mine.at[g]] = device::narrow_all<T>(c);
     }
 }
 
-}  // namespace
-
 // ---- host ------------------------------------------------------------------------------------------------------------
+
+int team_of(int64_t vectors) { return static_cast<int>(ceil_div(vectors, kVectors * kWarp) * kWarp); }
+
+}  // namespace
 
 bool pairs_takes(const NormForward& a) {
   const int64_t bytes = a.n * size_of(a.dtype), vectors = bytes / 16;
-  return !a.residual && bytes % 16 == 0 && vectors > kMostOfWarp && vectors <= kMostOfTwo &&
-         !all_at_once(a.rows, kTeam, kShortThreads);
+  if (a.residual || bytes % 16 != 0) return false;
+  if (pairs_of_more_warps(a)) return !all_at_once(a.rows, team_of(vectors), kPairThreads);
+  return vectors > kMostOfWarp && vectors <= kMostOfTwo && !all_at_once(a.rows, kTwoWarps, kShortThreads);
 }
 
 int norm_forward_pairs(const NormForward& args, void* stream_handle) {
   auto stream = static_cast<cudaStream_t>(stream_handle);
+  const int64_t vectors = args.n * size_of(args.dtype) / 16;
+  const int team = team_of(vectors);
   return dispatch_problem(args, [&](auto norm, auto t, auto p) -> int {
     using T = typename decltype(t)::type;
     using P = typename decltype(p)::type;
     constexpr Norm N = decltype(norm)::value;
     return in_launches<N>(Forward<T, P>(args), kRows, [&](const Forward<T, P>& a, unsigned blocks) -> int {
-      return launch_kernel(&forward_pair_kernel<N, T, P>, launch_config(blocks, kTeam, stream), a);
+      const auto config = launch_config(blocks, static_cast<unsigned>(team), stream);
+      if constexpr (N == Norm::layer && sizeof(T) == 2 && sizeof(P) == 2) {
+        if (vectors == kVectors * kEightWarps)
+          return launch_kernel(&forward_pair_kernel<N, T, P, kEightWarps, true>, config, a);
+        if (team > kFourWarps) return launch_kernel(&forward_pair_kernel<N, T, P, kEightWarps, false>, config, a);
+        if (team > kTwoWarps) return launch_kernel(&forward_pair_kernel<N, T, P, kFourWarps, false>, config, a);
+      }
+      return launch_kernel(&forward_pair_kernel<N, T, P, kTwoWarps, false>, config, a);
     });
   });
 }

@@ -116,7 +116,7 @@ __device__ inline void cluster_sync() {
 // Writes `value` to the same place in the shared memory of block `rank` and reports its bytes to the barrier there.
 template <class V>
 __device__ inline void send(V* place, Barrier* barrier, int rank, const V& value) {
-  static_assert(sizeof(V) == 4 || sizeof(V) == 16);
+  static_assert(sizeof(V) == 4 || sizeof(V) == 8 || sizeof(V) == 16);
   unsigned to, report;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(place)), "r"(rank));
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(report) : "r"(shared_address(barrier)), "r"(rank));
@@ -124,6 +124,10 @@ __device__ inline void send(V* place, Barrier* barrier, int rank, const V& value
   if constexpr (sizeof(V) == 4)
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(words[0]),
                  "r"(report)
+                 : "memory");
+  else if constexpr (sizeof(V) == 8)
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
+                 "r"(words[0]), "r"(words[1]), "r"(report)
                  : "memory");
   else
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
