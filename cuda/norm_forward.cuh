@@ -273,15 +273,16 @@ __device__ inline void find_moments(const Forward<T, P>& a, float n, Moments<flo
 #pragma unroll 1
   for (int round = 0;; ++round) {
     const Sums<float, 2 * Rows> sums = sums_from(numbers, round);
-    bool far = false;
+    bool near = true;
 #pragma unroll
     for (int r = 0; r < Rows; ++r) {
       rows[r] = moments_from(a, n, numbers[r], sums.at[2 * r], sums.at[2 * r + 1]);
-      if (round > 0 || near_zero(rows[r])) continue;
-      far = true;
-      numbers[r] = near_mean(rows[r].mean, element(r));
+      near &= near_zero(rows[r]);
     }
-    if (!far) return;
+    if (near || round > 0) return;
+#pragma unroll
+    for (int r = 0; r < Rows; ++r)
+      if (!near_zero(rows[r])) numbers[r] = near_mean(rows[r].mean, element(r));
     __syncthreads();  // all have read the sums; and the warps are whole, which ptxas would not know
   }
 }
