@@ -82,6 +82,7 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   const unsigned zero = device::unknown_zero();
   if constexpr (kRounds) {
     __shared__ Scratch<A, 2> scratch;
+    __shared__ A of_row;  // an element
     auto sums_from = [&](const A(&number)[1], int) {
       Sums<A, 2> sums = {};
 #pragma unroll
@@ -89,16 +90,14 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
         A c[W];
         device::hold_narrow(x[g], zero);
         device::widen(x[g], c);
+        if (g == 0 && thread == 0) of_row = c[0];
         add_both(sums, 0, mine.own[g], c, number[0], a.scale);
       }
       sum_up(sums, scratch);
       return sums;
     };
     Moments<A> rows[1];
-    find_moments(a, A(n), rows, sums_from, [&](int) {
-      const T element = a.residual ? rounded_sum(*input, a.residual[source * a.residual_stride]) : *input;
-      return device::widen(element);
-    });
+    find_moments(a, A(n), rows, sums_from, [&](int) { return of_row; });
     moments = rows[0];
   } else if constexpr (N == Norm::layer) {
     __shared__ Scratch<A, 1> total_scratch;

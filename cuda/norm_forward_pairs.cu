@@ -71,6 +71,7 @@ __global__ void __launch_bounds__(Team, resident_blocks(Team, kResident<T, P, Te
   };
   if constexpr (kRounds) {
     __shared__ Scratch<A, 2 * kRows> scratch;
+    __shared__ A of_row[kRows];  // an element
     auto sums_from = [&](const A(&numbers)[kRows], int) {
       Sums<A, 2 * kRows> sums = {};
 #pragma unroll
@@ -79,13 +80,13 @@ __global__ void __launch_bounds__(Team, resident_blocks(Team, kResident<T, P, Te
         for (int g = 0; g < kVectors; ++g) {
           A c[W];
           widen_again(r, g, c);
+          if (g == 0 && thread == 0) of_row[r] = c[0];
           add_both(sums, r, mine.own[g], c, numbers[r], a.scale);
         }
       sum_up(sums, scratch);
       return sums;
     };
-    find_moments(a, A(n), moments, sums_from,
-                 [&](int r) { return device::widen(a.input[(live(r) ? begin + r : begin) * a.input_stride]); });
+    find_moments(a, A(n), moments, sums_from, [&](int r) { return of_row[r]; });
   } else {
     __shared__ Scratch<A, kRows> scratch;
     Sums<A, kRows> totals = {};
