@@ -33,7 +33,7 @@ template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, Fetch F
 __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   using A = accumulate_t<T>;
   constexpr int W = kVector<T>, kTeamRows = Lanes ? Threads / Lanes : 1;
-  constexpr bool Early = F != Fetch::late, kRounds = kInRounds<N, T, Vectors, Lanes>;
+  constexpr bool Early = F != Fetch::late, kRounds = kInRounds<N, T, P, Vectors, Lanes>;
   const int team = Lanes ? Lanes : Threads == 64 ? 64 : static_cast<int>(blockDim.x);  // of 64 none is missing
   const int thread = Lanes ? threadIdx.x % Lanes : threadIdx.x;
   const int n = static_cast<int>(a.n), vectors = n / W;

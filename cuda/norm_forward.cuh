@@ -233,8 +233,9 @@ __device__ inline Scale<A> scale_of(const Forward<T, P>& a, const Moments<A>& ro
 
 // Of a half type's rows the moments in one pass: the sums of the elements, and of their squares, are enough where the mean is
 // near 0. Where it is not, for there they cancel, a second round takes distances from the mean.
-template <Norm N, class T, int Vectors, int Lanes>
-constexpr bool kInRounds = N == Norm::layer && sizeof(T) == 2 && Vectors == kVectors && Lanes == 0;
+template <Norm N, class T, class P, int Vectors, int Lanes>
+constexpr bool kInRounds =
+    N == Norm::layer && sizeof(T) == 2 && sizeof(P) == sizeof(T) && Vectors == kVectors && Lanes == 0;
 
 // The mean is at most so many standard deviations from 0: their square, and 1, is what the variance loses of f32's digits.
 constexpr int kNearDeviations = 4;

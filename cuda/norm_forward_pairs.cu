@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(Team, resident_blocks(Team, kResident<T, P, Te
     forward_pair_kernel(const __grid_constant__ Forward<T, P> a) {
   using A = accumulate_t<T>;
   constexpr int W = kVector<T>, D = kDistanceSums<T>;
-  constexpr bool kRounds = kInRounds<N, T, kVectors, 0>;
+  constexpr bool kRounds = kInRounds<N, T, P, kVectors, 0>;
   using Row = Vector<T, W>;
   wait_for_earlier_kernels();
   let_next_kernel_start();
