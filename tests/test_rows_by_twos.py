@@ -11,7 +11,7 @@ from fastops.cases import norms as formulas
 from fastops.selftest.accuracy import ulps
 from fastops.selftest.checks import same_bits
 
-# Rows of two to eight warps, whole and not, and of two to sixteen blocks; odd numbers of them, of which one is left alone.
+# Of two to eight warps, whole and not, and of two to sixteen blocks; odd numbers of rows, of which one is left alone.
 PROBLEMS = [(2801, n) for n in (776, 1024)] + [(1201, n) for n in (1032, 1280, 2048, 3080, 3584, 4096)]
 PROBLEMS += [(601, n) for n in (12296, 16384)] + [(301, n) for n in (24584, 40000, 65536)] + [(101, 131072)]
 DISTANCES = (0.0, 1.0, -3.9, 4.1, 30.0, -1000.0)  # of the mean from 0, in standard deviations
