@@ -1,6 +1,7 @@
-// The forward of the norms; formulas in kernels/norm.h. A row's input is read once and held in registers, packed, through
-// the passes over it: the mean, the sums of the distances from it and of their squares, the output; or both sums at once, for
-// which see norm_forward.cuh. Many rows of two warps, and some of up to eight, go to norm_forward_pairs.cu. Where the card has clusters, long rows go to norm_forward_cluster.cu, those that it does not take to
+// The forward of the norms; formulas in kernels/norm.h. A row's input is read once and held in registers, packed, through the
+// passes over it: the mean, the sums of the distances from it and of their squares, the output; or both sums at once, for which
+// see norm_forward.cuh. Many rows of two warps, and some of up to eight, go to norm_forward_pairs.cu. Where the card has
+// clusters, long rows go to norm_forward_cluster_pairs.cu or norm_forward_cluster.cu, those that it does not take to
 // norm_forward_ring.cu; many rows of 32 to 64 KB that stay to norm_forward_twice.cu or norm_forward_held.cu. Longer ones are
 // read three times. Rows whose bytes are no multiple of 16 go to norm_forward_ragged.cu, unless they are too long for it.
 #include "norm_forward.cuh"
@@ -264,8 +265,8 @@ bool takes_few(int64_t vectors, bool residual) {
 
 // By the number of vectors in a row: lanes of a warp while a few vectors a lane are enough, two warps likewise, then blocks
 // with more a thread. Three a thread where two, or whole warps of four, would leave a fourth of the threads without: rows of
-// 192, 384, 768, 1536, 4608 halves. How many threads have a row, and how many vectors each, depends on the row's length, the
-// dtypes and whether there is a residual, never on the number of rows. Halves of a layer norm are as in norm_forward_pairs.cu.
+// 192, 384, 768, 1536, 4608 halves, but for those that pairs_of_more_warps(). How many threads have a row, and how many vectors
+// each, depends on the row's length, the dtypes and whether there is a residual, never on the number of rows.
 template <Norm N, class T, class P>
 int launch_registers(const NormForward& args, cudaStream_t stream) {
   const Forward<T, P> a(args);
@@ -287,11 +288,11 @@ int launch_registers(const NormForward& args, cudaStream_t stream) {
   if constexpr (sizeof(T) < 8 && sizeof(P) == sizeof(T)) {
     if (vectors <= 512 * kFew && takes_few<N, T>(vectors, a.residual))
       return launch<N, T, P, kFew, 0, 512>(a, threads(kFew), stream);
-    // A layer norm's short rows have more of them on their way with three, or of whole warps with two; longer ones did not gain.
-    if constexpr (N == Norm::layer) {
+    // A layer norm's short rows in float32 have more of them on their way with three, or of whole warps with two; longer ones
+    // did not gain.
+    if constexpr (N == Norm::layer && sizeof(T) == 4) {
       if (vectors <= kThree * 2 * kWarp) return launch<N, T, P, kThree, 0, 512>(a, threads(kThree), stream);
-      if constexpr (sizeof(T) == 4)
-        if (vectors == 256) return launch<N, T, P, kFew, 0, 256>(a, threads(kFew), stream);
+      if (vectors == 256) return launch<N, T, P, kFew, 0, 256>(a, threads(kFew), stream);
     }
     const int each = threads(kMany);
     if (each <= 384 && !a.few && (each > 256 || all_at_once(a.rows, each, kFewThreads)))

@@ -18,8 +18,8 @@ int norm_forward_pairs(const NormForward& a, void* stream);
 constexpr int64_t kMostOfWarp = 3 * kWarp, kMostOfTwo = kVectors * 2 * kWarp;
 constexpr int kShortThreads = 1280;
 
-// Whether the row is a layer norm's of halves, without a residual, that more than two warps have with two vectors a thread: four
-// warps or less, seven or eight. With five or six, 1000 rows took a seventh longer than with four vectors a thread.
+// Whether the row is a layer norm's of halves, without a residual, that more than two warps have with two vectors a thread:
+// four warps or less, seven or eight. With five or six, 1000 rows took a seventh longer than with four vectors a thread.
 inline bool pairs_of_more_warps(const NormForward& a) {
   constexpr int64_t kOfWarp = kVectors * kWarp;
   const int64_t bytes = a.n * size_of(a.dtype), vectors = bytes / 16;

@@ -85,7 +85,6 @@ __global__ void __launch_bounds__(Team, kResident<Residual, Team>)
   auto widened = [&](int g, float (&d)[W]) {
     if constexpr (kHold<N, Residual>) {
       device::widen(held[g], d);
-      device::hold_narrow(held[g]);
     } else {
       const Row v = x[g * Team];
       device::widen(v, d);

@@ -33,14 +33,13 @@ __global__ void __launch_bounds__(Team, resident_blocks(Team, kResident<T, P, Te
   const int n = Full ? Team * kVectors * W : static_cast<int>(a.n), vectors = n / W;
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kRows;
   auto live = [&](int r) { return begin + r < a.rows; };  // a block with one row takes that twice
-  auto row_of = [&](int r) { return a.input + (live(r) ? begin + r : begin) * a.input_stride; };
 
   const Places<kVectors, Full> mine(vectors, team, thread);
   Row x[kRows][kVectors];
   T first[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const T* input = row_of(r);
+    const T* input = a.input + (live(r) ? begin + r : begin) * a.input_stride;
 #pragma unroll
     for (int g = 0; g < kVectors; ++g) x[r][g] = reinterpret_cast<const Row*>(input)[mine.at[g]];
     first[r] = N == Norm::layer && !kRounds ? *input : T{};
@@ -53,7 +52,7 @@ __global__ void __launch_bounds__(Team, resident_blocks(Team, kResident<T, P, Te
     if constexpr (N == Norm::layer) b[g] = bias.template vector<W>(mine.at[g]);
   }
 
-  A d[kRows][kVectors][W];  // elements, then distances from the mean
+  A d[kRows][kVectors][W];  // elements, then distances from the mean; in rounds, the latter alone
   auto each_vector = [&](auto f) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
@@ -61,7 +60,7 @@ __global__ void __launch_bounds__(Team, resident_blocks(Team, kResident<T, P, Te
       for (int g = 0; g < kVectors; ++g) f(r, g, d[r][g]);
   };
   auto sum_up = [&](auto& sums, auto& scratch) {
-    team_sum(sums, team / kWarp, static_cast<int>(threadIdx.x) / kWarp, scratch, [] { __syncthreads(); });
+    team_sum(sums, team / kWarp, thread / kWarp, scratch, [] { __syncthreads(); });
   };
   Moments<A> moments[kRows] = {};
   const unsigned zero = device::unknown_zero();

@@ -1,4 +1,4 @@
-"""layer_norm of halves over so many rows that on CUDA two go together, some of them far from 0; and short sums."""
+"""layer_norm and add_layer_norm of halves over so many rows that on CUDA two go together, some of them far from 0."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from fastops.cases import norms as formulas
 from fastops.selftest.accuracy import ulps
 from fastops.selftest.checks import same_bits
 
-# Of two to eight warps, whole and not, and of two to sixteen blocks; odd numbers of rows, of which one is left alone.
-PROBLEMS = [(2801, n) for n in (776, 1024)] + [(1201, n) for n in (1032, 1280, 2048, 3080, 3584, 4096)]
-PROBLEMS += [(601, n) for n in (12296, 16384)] + [(301, n) for n in (24584, 40000, 65536)] + [(101, 131072)]
+# Of two to eight warps, whole and not, and of two to sixteen blocks; odd numbers of rows, of which one is left alone,
+# and so many that a card of 148 multiprocessors has them not all at once.
+PROBLEMS = [(3601, n) for n in (776, 1024)] + [(1801, n) for n in (1032, 1280)]
+PROBLEMS += [(1201, n) for n in (2048, 3080, 3584, 4096)] + [(601, n) for n in (12296, 16384)]
+PROBLEMS += [(301, n) for n in (24584, 40000, 65536)] + [(101, 131072)]
 DISTANCES = (0.0, 1.0, -3.9, 4.1, 30.0, -1000.0)  # of the mean from 0, in standard deviations
 
 

@@ -79,7 +79,8 @@ __device__ inline void hold_narrow(Vector<T, N>& v) {
   }
 }
 
-// The same where it is ptxas that holds them: `zero` is 0, which that does not know.
+// The same where it is ptxas that would hold them, or widen them before a loop. What it does not know is 0.
+__device__ inline unsigned unknown_zero() { return blockDim.z - 1; }
 template <class T, int N>
 __device__ inline void hold_narrow(Vector<T, N>& v, unsigned zero) {
   if constexpr (sizeof(T) == 2 && N % 2 == 0) {
@@ -87,7 +88,6 @@ __device__ inline void hold_narrow(Vector<T, N>& v, unsigned zero) {
     for (int k = 0; k < N / 2; ++k) v.pair[k] ^= zero;
   }
 }
-__device__ inline unsigned unknown_zero() { return blockDim.z - 1; }
 
 // Widened elements [0, N) of p, as one vector if Aligned, else those below `count`; the others are 0.
 template <bool Aligned, int N, class T>
