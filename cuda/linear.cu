@@ -25,7 +25,7 @@ __device__ A activate(A u) {
 // grad·activation'; for relu and sigmoid `s` is the output, for gelu and silu the input u = x + bias.
 template <class T, Activation act, class A>
 __device__ A differentiate(A grad, A s) {
-  if constexpr (act == Activation::relu) return s > 0 ? grad : A(0);
+  if constexpr (act == Activation::relu) return s <= 0 ? A(0) : grad;
   if constexpr (act == Activation::sigmoid) return grad * s * (1 - s);
   if constexpr (act == Activation::gelu) {
     auto at = device::normal_to<T>(s);

@@ -239,8 +239,8 @@ constexpr bool kInRounds =
 
 // The mean is at most so many standard deviations from 0: their square, and 1, is what the variance loses of f32's digits.
 constexpr int kNearDeviations = 4;
-__device__ inline bool near_zero(const Moments<float>& row) {  // not one that overflowed, or is no number
-  return row.squares <= FLT_MAX &&
+__device__ inline bool near_zero(const Moments<float>& row) {  // not if squares overflowed or underflowed
+  return row.squares >= FLT_MIN && row.squares <= FLT_MAX &&
          row.squares * (kNearDeviations * kNearDeviations) >= row.count * (row.mean * row.mean);
 }
 
@@ -258,7 +258,7 @@ __device__ inline void add_both(Sums<float, Count>& sums, int r, bool own, float
 template <class T, class P>
 __device__ inline Moments<float> moments_from(const Forward<T, P>& a, float n, float number, float distances,
                                               float squares) {
-  const float each = a.inverse_n * a.unscale, mean = distances * each;
+  const float each = a.inverse_n * a.unscale, mean = device::product(distances, each);
   const float shift = fma(-mean, n * a.scale, distances) * each, whole = mean + shift;
   const float about_mean = fma(-n * whole, whole, squares);
   if (number == 0) return {mean, shift, about_mean, n};

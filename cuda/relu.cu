@@ -1,4 +1,4 @@
-// relu(x) = max(x, 0), NaN kept;   relu_backward(grad, y) = grad where y > 0, else 0
+// relu(x) = max(x, 0), NaN kept;   relu_backward(grad, y) = 0 where y <= 0, else grad
 #include "pointwise.cuh"
 
 namespace fastops::FASTOPS_ARCH {
@@ -14,7 +14,7 @@ struct Relu {
 struct ReluBackward {
   template <class A>
   __device__ A operator()(A grad, A y) const {
-    return y > 0 ? grad : A(0);
+    return y <= 0 ? A(0) : grad;
   }
 };
 

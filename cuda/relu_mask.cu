@@ -21,8 +21,9 @@ __global__ void __launch_bounds__(kThreads) mask_kernel(const T* input, T* outpu
   auto relu = [&] {
 #pragma unroll
     for (int k = 0; k < V; ++k) {
-      bits |= static_cast<unsigned>(x[k] > 0) << k;
-      x[k] = x[k] <= 0 ? A(0) : x[k];  // NaN is kept
+      const bool kept = !(x[k] <= 0);  // NaN is
+      bits |= static_cast<unsigned>(kept) << k;
+      x[k] = kept ? x[k] : A(0);
     }
   };
   if (at + V <= numel) {

@@ -121,7 +121,7 @@ def test_numbers_that_are_nan(number: float, copies: int, dtype: torch.dtype, de
 
 @every_dtype
 @pytest.mark.parametrize("copies", [1, 50])
-def test_relu_keeps_nan_and_has_no_gradient_there(copies: int, dtype: torch.dtype, device: torch.device) -> None:
+def test_relu_keeps_nan_and_its_gradient(copies: int, dtype: torch.dtype, device: torch.device) -> None:
     tiny = torch.finfo(dtype).tiny * torch.finfo(dtype).eps  # the smallest denormal
     values = [torch.nan, -1.0, 0.0, 2.0, -0.0, torch.inf, -torch.inf, tiny, -tiny]
     x = torch.tensor(values * copies, dtype=torch.float64, device=device).to(dtype)
@@ -131,7 +131,7 @@ def test_relu_keeps_nan_and_has_no_gradient_there(copies: int, dtype: torch.dtyp
     y.backward(grad)
     assert x.grad is not None
     torch.testing.assert_close(y, torch.where(x <= 0, 0, x), rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(x.grad, torch.where(x > 0, grad, 0), rtol=0, atol=0)
+    torch.testing.assert_close(x.grad, torch.where(x <= 0, 0, grad), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("layout", [torch.Tensor.contiguous, channels_last, lambda t: t.permute(3, 1, 0, 2), stepped])

@@ -13,8 +13,10 @@ from torch import Tensor
 from transforms import every_transform
 
 import fastops
+from fastops.cases import DTYPES
 from fastops.ops.linear import ACTIVATIONS
 
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 every_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
 
 
@@ -61,6 +63,22 @@ def test_transforms(activation: str, transform: Callable[..., Any], first: str, 
     batch = [torch.stack([x, -x]), torch.stack([w, -w]), torch.stack([finite, b])]
     inputs, batches = [(x, w, b)[k] for k in order], [batch[k] for k in order]
     torch.testing.assert_close(transform(ours, inputs, batches), transform(plain, inputs, batches))
+
+
+@every_dtype
+@pytest.mark.parametrize("bias", [True, False])
+def test_relu_passes_the_gradient_of_nan_on(bias: bool, dtype: torch.dtype, device: torch.device) -> None:
+    """As torch's does."""
+    x = torch.ones(2, 8, dtype=dtype, device=device)
+    w = torch.tensor([torch.nan, 1.0, -1.0, torch.inf], device=device).to(dtype)[:, None] * torch.ones_like(x[0])
+    grad = torch.arange(1, 9, device=device).to(dtype).view(2, 4)
+    gradients = []
+    for relu in (lambda *a: fastops.linear(*a, "relu"), lambda *a: torch.relu(torch.nn.functional.linear(*a))):
+        arguments = [t.detach().requires_grad_() for t in (x, w, w[:, 0].nan_to_num(0.0))]
+        gradients.append(
+            torch.autograd.grad(relu(*arguments[: 3 if bias else 2]), arguments[1 : 3 if bias else 2], grad)
+        )
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "gelu"])

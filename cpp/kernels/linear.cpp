@@ -19,7 +19,7 @@ FASTOPS_INLINE V activate(V u) {
 // g times the derivative. For relu and sigmoid `s` is the output, for gelu and silu the input u = x + bias.
 template <class T, Activation act, class V>
 FASTOPS_INLINE V descend(V g, V s) {
-  if constexpr (act == Activation::relu) return select(s > 0, g, like(g, 0));  // not a product: 0·inf is NaN
+  if constexpr (act == Activation::relu) return select(s <= 0, like(g, 0), g);  // not a product: 0·inf is NaN
   if constexpr (act == Activation::sigmoid) return g * (s * (1 - s));
   if constexpr (act == Activation::gelu) {
     const auto at = normal_of<T>(s);

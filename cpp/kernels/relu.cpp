@@ -1,4 +1,4 @@
-// relu(x) = max(x, 0), NaN kept;   relu_backward(grad, y) = grad where y > 0, else 0
+// relu(x) = max(x, 0), NaN kept;   relu_backward(grad, y) = 0 where y <= 0, else grad
 #include "kernels/math.h"
 #include "kernels/pointwise.h"
 #include "kernels/relu_run.h"
@@ -18,7 +18,7 @@ void relu(DType dtype, const Pointwise& p, int64_t begin, int64_t end) {
 }
 
 void relu_backward(DType dtype, const Pointwise& p, int64_t begin, int64_t end) {
-  pointwise<2>(dtype, p, begin, end, [](auto grad, auto y) { return select(y > 0, grad, like(y, 0)); });
+  pointwise<2>(dtype, p, begin, end, [](auto grad, auto y) { return select(y <= 0, like(y, 0), grad); });
 }
 
 }  // namespace fastops::FASTOPS_ISA

@@ -1,5 +1,5 @@
 #pragma once
-// relu's backward needs one bit an element: whether it was above 0. Bit i % 8 of byte i / 8 is element i of one contiguous
+// relu's backward needs one bit an element: whether it was kept, not 0 or below. Bit i % 8 of byte i / 8 is element i of one contiguous
 // run, in the order of memory; what is left of the last byte is 0.
 #include <cstdint>
 

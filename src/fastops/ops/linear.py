@@ -74,7 +74,7 @@ def linear_epilogue_backward_reference(
     if activation not in _FROM_OUTPUT:
         s = _with_bias(s, bias, bias_added)
     if activation == "relu":
-        g = torch.where(s > 0, g, 0)
+        g = torch.where(s <= 0, 0, g)
     elif activation != "none":
         g = g * _derivative(s, activation)
     bias_dtype = saved.dtype if bias is None else bias.dtype

@@ -18,20 +18,20 @@ def relu_reference(input: Tensor) -> Tensor:
 
 
 def relu_backward_reference(grad: Tensor, output: Tensor) -> Tensor:
-    return torch.where(output > 0, grad, 0)
+    return torch.where(output <= 0, 0, grad)
 
 
 def relu_mask_reference(input: Tensor) -> tuple[Tensor, Tensor]:
     output = torch.relu(input)
-    above = output.as_strided((output.numel(),), (1,)) > 0  # in the order of memory
-    groups = F.pad(above.to(torch.uint8), (0, -output.numel() % 8)).view(-1, 8)
+    kept = output.as_strided((output.numel(),), (1,)) != 0  # in the order of memory
+    groups = F.pad(kept.to(torch.uint8), (0, -output.numel() % 8)).view(-1, 8)
     return output, (groups << _places(output)).sum(1, dtype=torch.uint8)
 
 
 def relu_mask_backward_reference(grad: Tensor, mask: Tensor, stride: Stride = None) -> Tensor:
     bits = ((mask.unsqueeze(1) >> _places(mask)) & 1).reshape(-1)
-    above = bits[: grad.numel()].view(grad.shape) if stride is None else bits.as_strided(grad.shape, stride)
-    return torch.where(above.bool(), grad, 0)
+    kept = bits[: grad.numel()].view(grad.shape) if stride is None else bits.as_strided(grad.shape, stride)
+    return torch.where(kept.bool(), grad, 0)
 
 
 def _places(like: Tensor) -> Tensor:
@@ -76,10 +76,10 @@ def relu(input: Tensor) -> Tensor:
     r"""Elementwise rectified linear unit.
 
     .. math:: y = \max(x, 0), \qquad
-              \frac{\partial L}{\partial x} = \frac{\partial L}{\partial y} \text{ where } x > 0 \text{, else } 0
+              \frac{\partial L}{\partial x} = 0 \text{ where } x \le 0 \text{, else } \frac{\partial L}{\partial y}
 
-    NaN stays NaN. One bit an element is kept for the backward, neither input nor output (under ``torch.func``
-    transforms the output).
+    NaN stays NaN, and its gradient is passed on. One bit an element is kept for the backward, neither input nor output
+    (under ``torch.func`` transforms the output).
 
     Args:
         input: any shape and strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our kernels; other
