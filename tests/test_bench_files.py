@@ -23,7 +23,7 @@ def test_table() -> None:
     assert forward == ["4096x1024", "forward", "10.00", "20%", "4000", "0.93", "2.00x", "3.00x"]
     assert backward[-2:] == ["2.00x", "-"]
     assert ["layer_norm", "bf16", "cuda:0", "4096x1024", "forward", "1.0", "2.0", "3.0"] in [x.split() for x in lines]
-    assert ["layer_norm", "bf16", "cuda:0", "forward", "7.50", "7.50"] in [x.split() for x in lines]
+    assert ["layer_norm", "bf16", "cuda:0", "forward", "8.00", "8.00"] in [x.split() for x in lines]
     assert ["layer_norm", "bf16", "cuda:0", "0.125", "9.500", "2.500"] in [x.split() for x in lines]
     assert "apex is absent: not installed: how" in lines
     assert (

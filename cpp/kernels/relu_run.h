@@ -6,18 +6,23 @@
 
 namespace fastops::FASTOPS_ISA {
 
-// max(x, 0), NaN kept; all bits of a 0 are 0.
 template <class T>
-FASTOPS_INLINE lanes_t<T> rectify(lanes_t<T> x) {
+struct rectified {
+  lanes_t<T> y, kept;  // max(x, 0) with NaN kept; all ones where it is x
+};
+
+template <class T>
+FASTOPS_INLINE rectified<T> rectify(lanes_t<T> x) {
   using V = lanes_t<T>;
   if constexpr (sizeof(T) == 2) {
     constexpr uint16_t kInfinity = __is_same(T, f16) ? 0x7c00 : 0x7f80, kNans = 0x7fff - kInfinity;
     // 1, 2, ... 0x7fff and the NaNs below 0 are neighbours, shifted by the number of those NaNs.
-    V kept = x + kNans <= static_cast<uint16_t>(0x7fff + kNans);
-    return x & kept;
+    const V y = x & (V)(x + kNans <= static_cast<uint16_t>(0x7fff + kNans));
+    return {y, (V)(y != 0)};
   } else {
     typedef T F __attribute__((vector_size(FASTOPS_VECTOR_BYTES)));
-    return x & ~(V)((F)x <= 0);
+    const V kept = ~(V)((F)x <= 0);
+    return {x & kept, kept};
   }
 }
 
@@ -40,9 +45,9 @@ FASTOPS_INLINE void relu_run(const T* x, T* y, uint8_t* mask, int64_t n) {
 #pragma GCC unroll 16
     for (int step = 0; step < kBlock; step += L) {
       const int k = direction < 0 ? kBlock - L - step : step;
-      const auto y = rectify<T>(load_bytes<lanes_t<T>>(from + k));
-      store_bytes(to + k, y);
-      if constexpr (Mask) bits |= uint64_t{bits_of<T>((lanes_t<T>)(y != 0))} << k;
+      const auto r = rectify<T>(load_bytes<lanes_t<T>>(from + k));
+      store_bytes(to + k, r.y);
+      if constexpr (Mask) bits |= uint64_t{bits_of<T>(r.kept)} << k;
     }
     if constexpr (Mask) store_bytes(bytes, little_endian(bits));
   };

@@ -1,7 +1,8 @@
 """Host time of a call on 16 numbers a tensor, where kernels take no time: Python, checks, dispatch, allocation, launch.
 
-One thread, one process, the implementations in turn; what is kept is the best round, so that the numbers hold on a busy
-machine, and the median beside it. On a GPU the work is only started within the time, and awaited after it.
+One thread, one process, the implementations in turn; what is shown and compared is the median of the rounds, with the
+best kept beside it: where a clock changes within a run one implementation alone may have had the fast moment. On a GPU
+the work is only started within the time, and awaited after it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .work import call_of, said
 
 SHAPE: Shape = (1, 16)
 DIRECTIONS = ("forward", "forward+backward")
-_LEAST_SECONDS = 5e-3
+_LEAST_SECONDS, _ROUNDS = 5e-3, 45
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,9 @@ class HostResult:
     direction: str  # forward: without gradient
     implementation: str
     refused: str = ""
-    microseconds: float | None = None  # the best round
+    microseconds: float | None = None  # of the best round
     median: float | None = None
-    times_fastops: float | None = None
+    times_fastops: float | None = None  # of the medians
 
 
 def measure(
@@ -69,7 +70,7 @@ def _direction(
             samplers[name] = repeated(call, _LEAST_SECONDS, after=_await(device))
         except Exception as error:  # whatever a peer raises is its refusal; the run goes on
             refused[name] = said(error)
-    times = interleaved(samplers)
+    times = interleaved(samplers, _ROUNDS)
     ours = times.get(peers.OURS)
     results = []
     for name in (peers.OURS, *names):
@@ -77,7 +78,7 @@ def _direction(
             results.append(HostResult(*where, name, refused=refused[name]))
         else:
             t = times[name]
-            ratio = t.best / ours.best if ours else None
+            ratio = t.median / ours.median if ours else None
             results.append(
                 HostResult(*where, name, microseconds=t.best * 1e6, median=t.median * 1e6, times_fastops=ratio)
             )

@@ -127,7 +127,7 @@ def _hosts(results: Sequence[Row]) -> list[str]:
 
 
 def _host(r: Row) -> str:
-    return NOTHING if r["refused"] else f"{r['microseconds']:.2f}"
+    return NOTHING if r["refused"] else f"{r['median']:.2f}"
 
 
 def _firsts(results: Sequence[Row]) -> list[str]:
