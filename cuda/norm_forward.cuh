@@ -239,7 +239,7 @@ constexpr bool kInRounds =
 
 // The mean is at most so many standard deviations from 0: their square, and 1, is what the variance loses of f32's digits.
 constexpr int kNearDeviations = 4;
-__device__ inline bool near_zero(const Moments<float>& row) {  // not if squares overflowed or underflowed
+__device__ inline bool near_zero(const Moments<float>& row) {  // not if squares overflowed, underflowed or are all 0
   return row.squares >= FLT_MIN && row.squares <= FLT_MAX &&
          row.squares * (kNearDeviations * kNearDeviations) >= row.count * (row.mean * row.mean);
 }
@@ -254,7 +254,8 @@ __device__ inline void add_both(Sums<float, Count>& sums, int r, bool own, float
   sums.at[2 * r + 1] += own ? squares : 0.0f;
 }
 
-// By the sums of distances from a number, times the scale, and of their squares; scale and unscale as in part_mean().
+// By the sums of distances from a number, times the scale, and of their squares; scale and unscale as in part_mean(). Rounded
+// where product() stands, lest kernels of one row and of two, which share a row's bits, fuse it into other sums.
 template <class T, class P>
 __device__ inline Moments<float> moments_from(const Forward<T, P>& a, float n, float number, float distances,
                                               float squares) {

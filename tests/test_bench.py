@@ -287,6 +287,17 @@ def test_what_is_not_there(arguments: list[str], expected: str, capsys: pytest.C
     assert expected in capsys.readouterr().err
 
 
+def test_host_times_are_medians(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {
+        "fastops": timing.Statistics(median=2e-6, low=2e-6, high=2e-6, best=1e-6),
+        "eager": timing.Statistics(median=3e-6, low=3e-6, high=3e-6, best=0.5e-6),
+    }
+    monkeypatch.setattr(host, "interleaved", lambda samplers, rounds: times)
+    for results in host.measure(by_name()["relu"], torch.float32, "f32", CPU, ["eager"]):
+        found = [(r.implementation, r.microseconds, r.best, r.times_fastops) for r in results]
+        assert found == [("fastops", 2.0, 1.0, 1.0), ("eager", pytest.approx(3.0), 0.5, pytest.approx(1.5))]
+
+
 def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "absent", lambda name: "not installed: how" if name == "liger" else "")
     file = tmp_path / "bench.json"

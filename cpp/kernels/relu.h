@@ -1,6 +1,6 @@
 #pragma once
-// relu's backward needs one bit an element: whether it was kept, not 0 or below. Bit i % 8 of byte i / 8 is element i of one contiguous
-// run, in the order of memory; what is left of the last byte is 0.
+// relu's backward needs one bit an element: whether it was kept, not 0 or below. Bit i % 8 of byte i / 8 is element i of one
+// contiguous run, in the order of memory; what is left of the last byte is 0.
 #include <cstdint>
 
 #include "core/dtype.h"

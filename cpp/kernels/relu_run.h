@@ -8,7 +8,7 @@ namespace fastops::FASTOPS_ISA {
 
 template <class T>
 struct rectified {
-  lanes_t<T> y, kept;  // max(x, 0) with NaN kept; all ones where it is x
+  lanes_t<T> y, kept;  // max(x, 0) with NaN kept; all ones where that is not 0
 };
 
 template <class T>

@@ -125,6 +125,7 @@ def run(plan: Plan, save: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         "matmul_precision": torch.get_float32_matmul_precision(),
         "peers": found,
         "rounds": ROUNDS,
+        "host_rounds": host.ROUNDS,
         "most_sets": MOST_SETS,
     }
     results, hosts, firsts = list[kernel.Result](), list[host.HostResult](), list[first.FirstResult]()

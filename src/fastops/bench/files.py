@@ -10,6 +10,7 @@ from typing import Any
 from ..selftest.choices import chosen_cases, chosen_dtypes
 from ..selftest.runner import name_of
 from ..selftest.target import NotThereError
+from .peers import OURS
 
 FORMAT = "fastops.bench 1"
 RESULTS = ("results", "host", "first")
@@ -39,14 +40,27 @@ def read(file: str) -> Content:
         raise NotThereError(f"--from {file}: not a file of `python -m fastops.bench --json` of this version")
     for result in content["results"]:
         result.setdefault("in_features", None)  # which earlier files do not have
+    _to_medians(content["host"])
     return content
+
+
+def _to_medians(hosts: Sequence[dict[str, Any]]) -> None:
+    """Earlier files have the best of 15 rounds where the median is now, and the ratio of those."""
+    ours = None
+    for r in hosts:
+        if "median" not in r:
+            continue
+        r["best"], r["microseconds"] = r["microseconds"], r.pop("median")
+        if r["implementation"] == OURS:
+            ours = r["microseconds"]
+        r["times_fastops"] = r["microseconds"] / ours if ours and r["microseconds"] else None
 
 
 def merged(contents: Sequence[Content]) -> Content:
     """Runs of one machine, such as one an op, as if they had been one."""
     whole = dict(contents[0])
     for other in contents[1:]:
-        for key in ("environment", "peers", "rounds", "most_sets"):
+        for key in ("environment", "peers", "rounds", "host_rounds", "most_sets"):
             if other.get(key) != whole.get(key):
                 raise NotThereError(f"--from takes runs of one environment; {key} differs")
         whole["seconds"] = round(whole["seconds"] + other["seconds"], 1)

@@ -20,7 +20,8 @@ from .work import call_of, said
 
 SHAPE: Shape = (1, 16)
 DIRECTIONS = ("forward", "forward+backward")
-_LEAST_SECONDS, _ROUNDS = 5e-3, 45
+ROUNDS = 45
+_LEAST_SECONDS = 5e-3
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class HostResult:
     direction: str  # forward: without gradient
     implementation: str
     refused: str = ""
-    microseconds: float | None = None  # of the best round
-    median: float | None = None
-    times_fastops: float | None = None  # of the medians
+    microseconds: float | None = None  # the median
+    best: float | None = None
+    times_fastops: float | None = None
 
 
 def measure(
@@ -70,7 +71,7 @@ def _direction(
             samplers[name] = repeated(call, _LEAST_SECONDS, after=_await(device))
         except Exception as error:  # whatever a peer raises is its refusal; the run goes on
             refused[name] = said(error)
-    times = interleaved(samplers, _ROUNDS)
+    times = interleaved(samplers, ROUNDS)
     ours = times.get(peers.OURS)
     results = []
     for name in (peers.OURS, *names):
@@ -80,7 +81,7 @@ def _direction(
             t = times[name]
             ratio = t.median / ours.median if ours else None
             results.append(
-                HostResult(*where, name, microseconds=t.best * 1e6, median=t.median * 1e6, times_fastops=ratio)
+                HostResult(*where, name, microseconds=t.median * 1e6, best=t.best * 1e6, times_fastops=ratio)
             )
     return results
 

@@ -115,7 +115,7 @@ def _host(results: Sequence[dict[str, Any]], file: str) -> None:
     panel = figure.subplots()
     thickness = 1 / (len(names) + 1)
     for k, name in enumerate(names):
-        times = {call_of(r): r["median"] for r in results if r["implementation"] == name}
+        times = {call_of(r): r["microseconds"] for r in results if r["implementation"] == name}
         places = [(i + k * thickness, times[call]) for i, call in enumerate(calls) if call in times]
         panel.barh(*zip(*places, strict=True), height=thickness, label=name, color=_COLOURS.get(name))
     panel.set_yticks([i + (len(names) - 1) * thickness / 2 for i in range(len(calls))], [" ".join(c) for c in calls])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from .peers import OURS
 from .problems import spelled
 
 Row = dict[str, Any]
@@ -26,7 +27,7 @@ def progress(results: Sequence[Row]) -> str:
     for r in results:
         if r["refused"]:
             parts.append(f"{r['implementation']} refused")
-        elif r["implementation"] == "fastops":
+        elif r["implementation"] == OURS:
             parts.append(f"fastops {r['microseconds']:.2f} us")
         else:
             parts.append(f"{r['implementation']} " + _ratio(r["times_fastops"]))
@@ -122,12 +123,14 @@ def _peak(r: Row) -> str:
 def _hosts(results: Sequence[Row]) -> list[str]:
     if not results:
         return []
-    title = "Host time of a call on 16 numbers a tensor, us"
+    title = "Host time of a call on 16 numbers a tensor, us; peers: their time over fastops'"
     return [_by_implementation(title, results, lambda r: (r["op"], r["dtype"], r["device"], r["direction"]), _host)]
 
 
 def _host(r: Row) -> str:
-    return NOTHING if r["refused"] else f"{r['median']:.2f}"
+    if r["refused"]:
+        return NOTHING
+    return f"{r['microseconds']:.2f}" if r["implementation"] == OURS else _ratio(r["times_fastops"])
 
 
 def _firsts(results: Sequence[Row]) -> list[str]:
