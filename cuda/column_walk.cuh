@@ -12,18 +12,35 @@ struct Walk {
 };
 
 // By the sizes and the device alone. A thread takes eight rows, or fewer where multiprocessors would have less than four
-// blocks. Up to 32 rows are one block's, whose sums are whole.
-inline Walk walk_columns(int64_t rows, int64_t groups) {
+// blocks. Up to `whole` rows, 32 at least, are one block's, whose sums are whole.
+inline Walk walk_columns(int64_t rows, int64_t groups, int64_t whole = 32) {
   unsigned x = 1, y = 1;
   while (y < 32 && y < rows) y *= 2;
-  const unsigned widest = rows > 32 ? 32 : kWalkThreads / y;
+  const unsigned widest = rows > whole ? 32 : kWalkThreads / y;
   while (x < widest && x < groups) x *= 2;
   y = kWalkThreads / x;
   const int64_t tiles = ceil_div(groups, x);
   const auto chunks_of = [&](int64_t blocks) { return std::max<int64_t>(1, blocks * multiprocessors() / tiles); };
   const int64_t least = std::min(ceil_div(rows, y), chunks_of(4)), most = std::min<int64_t>(chunks_of(16), 65535);
-  const int64_t chunks = std::min(std::max(ceil_div(rows, y * 8), least), most);
+  const int64_t chunks = rows <= whole ? 1 : std::min(std::max(ceil_div(rows, y * 8), least), most);
   return {dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(chunks)), dim3(x, y)};
+}
+
+// load(row) and then use(row, whether it is the thread's) for the rows of a thread, and shared() for what they have in common:
+// behind the first load, for what is asked for before a loop is waited for there. Every thread loads and uses one row, lest a
+// branch part the two.
+template <class Load, class Shared, class Use>
+__device__ inline void walk_rows(int64_t rows, bool inside, const Load& load, const Shared& shared, const Use& use) {
+  const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
+  int64_t row = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
+  load(min(row, rows - 1));
+  shared();
+  for (bool own = inside && row < rows;;) {
+    use(row, own);
+    row += step;
+    if (!own || row >= rows) return;
+    load(row);
+  }
 }
 
 // The sums over the block's rows, of what its threads have of V columns each: store(column in the tile, sum), once a column.

@@ -118,22 +118,25 @@ __global__ void __launch_bounds__(kWalkThreads) epilogue_backward_kernel(LinearE
   __shared__ A parts[kWalkThreads * V];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x * V, column = first + threadIdx.x * V;
   const bool inside = column < a.n;
+  const int64_t read = inside ? column : 0;
   accumulate_t<P> bias[V] = {};
-  A sum[V] = {};
-  if (kFromInput && a.bias && inside) device::load<true, V>(static_cast<const P*>(a.bias) + column, V, bias);
-  const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
-  for (int64_t row = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y; inside && row < a.rows; row += step) {
-    A grad[V], saved[V] = {};
-    device::load<true, V>(static_cast<const T*>(a.grad) + row * a.n + column, V, grad);
+  A grad[V], saved[V] = {}, sum[V] = {};
+  const auto load = [&](int64_t row) {
+    device::load<true, V>(static_cast<const T*>(a.grad) + row * a.n + read, V, grad);
     if constexpr (act != Activation::none)
-      device::load<true, V>(static_cast<const T*>(a.saved) + row * a.n + column, V, saved);
+      device::load<true, V>(static_cast<const T*>(a.saved) + row * a.n + read, V, saved);
+  };
+  const auto load_bias = [&] {
+    if (kFromInput && a.bias) device::load<true, V>(static_cast<const P*>(a.bias) + read, V, bias);
+  };
+  walk_rows(a.rows, inside, load, load_bias, [&](int64_t row, bool own) {
 #pragma unroll
     for (int k = 0; k < V; ++k) {
       grad[k] = differentiate<T, act>(grad[k], saved[k] + A(bias[k]));
-      sum[k] += grad[k];
+      sum[k] += own ? grad[k] : A(0);
     }
-    device::store<true, V>(static_cast<T*>(a.grad_input) + row * a.n + column, V, grad);
-  }
+    if (own) device::store_at_once<V>(static_cast<T*>(a.grad_input) + row * a.n + column, grad);
+  });
   if (!a.grad_bias) return;
   add_up_rows<V>(sum, parts, [&](int in_tile, A total) {
     const int64_t j = first + in_tile;
@@ -198,7 +201,8 @@ int elements_of(const LinearEpilogueBackward& a) {
 
 template <class T>
 Walk walk_of(const LinearEpilogueBackward& a) {
-  return walk_columns(a.rows, a.n / elements_of<T>(a));
+  return walk_columns(a.rows, a.n / elements_of<T>(a),
+                      64);  // a second kernel for the sums costs more than a second row
 }
 
 template <class T, class F>

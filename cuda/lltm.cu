@@ -50,16 +50,19 @@ __global__ void __launch_bounds__(kWalkThreads) cell_backward_kernel(LltmCellBac
   __shared__ A parts[kWalkThreads * V];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x * V, column = first + threadIdx.x * V;
   const bool inside = column < a.n;
+  const int64_t read = inside ? column : 0;
   A bias[3][V], sums[3][V] = {};
-  if (inside) load_gates<V>(static_cast<const T*>(a.bias) + column, a.n, bias);
-  const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
-  for (int64_t row = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y; inside && row < a.rows; row += step) {
-    const int64_t at = row * a.n + column, at_gates = row * 3 * a.n + column;
-    A gates[3][V], grad_h[V], grad_cell[V], old_cell[V];
-    load_gates<V>(static_cast<const T*>(a.gates) + at_gates, a.n, gates);
+  A gates[3][V], grad_h[V], grad_cell[V], old_cell[V];
+  const auto load = [&](int64_t row) {
+    const int64_t at = row * a.n + read;
+    load_gates<V>(static_cast<const T*>(a.gates) + row * 3 * a.n + read, a.n, gates);
     device::load<true, V>(static_cast<const T*>(a.grad_h) + at, V, grad_h);
     device::load<true, V>(static_cast<const T*>(a.grad_cell) + at, V, grad_cell);
     device::load<true, V>(static_cast<const T*>(a.old_cell) + at, V, old_cell);
+  };
+  const auto load_bias = [&] { load_gates<V>(static_cast<const T*>(a.bias) + read, a.n, bias); };
+  walk_rows(a.rows, inside, load, load_bias, [&](int64_t row, bool own) {
+    const int64_t at = row * a.n + column, at_gates = row * 3 * a.n + column;
 #pragma unroll
     for (int k = 0; k < V; ++k) {
       const auto d = cell_gradients_of<T>(grad_h[k], grad_cell[k], gates[0][k] + bias[0][k], gates[1][k] + bias[1][k],
@@ -68,14 +71,15 @@ __global__ void __launch_bounds__(kWalkThreads) cell_backward_kernel(LltmCellBac
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate) {
         gates[gate][k] = d.gates[gate];
-        sums[gate][k] += d.gates[gate];
+        sums[gate][k] += own ? d.gates[gate] : A(0);
       }
     }
+    if (!own) return;
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate)
-      device::store<true, V>(static_cast<T*>(a.grad_gates) + at_gates + gate * a.n, V, gates[gate]);
-    device::store<true, V>(static_cast<T*>(a.grad_old_cell) + at, V, grad_cell);
-  }
+      device::store_at_once<V>(static_cast<T*>(a.grad_gates) + at_gates + gate * a.n, gates[gate]);
+    device::store_at_once<V>(static_cast<T*>(a.grad_old_cell) + at, grad_cell);
+  });
   if (!a.grad_bias) return;
 #pragma unroll
   for (int gate = 0; gate < 3; ++gate)
