@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
   const int step = gridDim.x * teams;
   int row = which * gridDim.x + blockIdx.x, turn = 0;
   fetch(row);
-  let_next_kernel_start();
+  if constexpr (N == Norm::layer) let_next_kernel_start();
   // All teams take as many turns: their threads meet.
   for (int base = 0; base < rows; base += step, row += step) {
     const RowNumbers<A> numbers = next;
@@ -89,6 +89,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
       if (i < vectors) out[i] = device::narrow_all<T>(h[g]);
     }
   }
+  if constexpr (N == Norm::rms) let_next_kernel_start();  // as in norm_backward_ring.cu
   if (!a.partial && !a.whole) return;
 
   extern __shared__ __align__(16) unsigned char shared[];

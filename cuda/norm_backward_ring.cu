@@ -52,7 +52,6 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
   };
   if (thread == 0)
     for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
-  let_next_kernel_start();
 
   Vector<P, W> w[kHoldParameters ? V : 1];
   auto weight = [&](int at) { return weight_or_one(a.weight).template vector_or_zero<W>(at, vectors, begin); };
@@ -106,12 +105,7 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
           device::send(&to.at[k][part.rank * warps + thread / kWarp], &told[turn], lane, sums.at[k]);
       }
       device::barrier_wait_cluster(&told[turn], count >> 1 & 1);
-      sums = {};
-      for (int i = lane; i < told_by; i += kWarp) {
-#pragma unroll
-        for (int k = 0; k < S; ++k) sums.at[k] += to.at[k][i];
-      }
-      lane_sum<kWarp>(sums);
+      sums = sum_of_told(to.at, told_by);
     }
     ++count;
     if (thread == 0) fetch(row + stages * step, slot);
@@ -133,6 +127,7 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
     }
   }
 
+  let_next_kernel_start();  // not before: beside blocks that wait the loop is up to 10 % slower
   if (a.partial || a.whole) {
     float* const result = a.partial + blockIdx.x / cluster * S * a.n;
     if (teams > 1) __syncthreads();  // the ring's memory is free
@@ -175,7 +170,11 @@ Plan plan_of(const NormBackward& a) {
   const int64_t part = ceil_div(vectors, cluster);
   const int warps = static_cast<int>(ceil_div(part, warp_vectors)), teams = cluster > 1 ? 1 : kRingWarps / warps;
   const int64_t stage = teams * part * 16 * (a.grad_sum ? 3 : 2);
-  return {ring_plan(teams * warps * kWarp, cluster, stage), warps, teams};
+  // Two stages where they keep memory busy: more make what is written wait. Two teams take turns, and an rms norm has less
+  // to do between rows.
+  const int64_t busy = teams > 1 || (a.norm == Norm::rms && cluster <= 2) ? 64 << 10 : 80 << 10;
+  const int most_stages = stage * 2 >= busy ? 2 : kMostStages;
+  return {ring_plan(teams * warps * kWarp, cluster, stage, 0, most_stages), warps, teams};
 }
 
 // f(kernel, arguments, last answer) for the kernel of this problem.

@@ -2,7 +2,9 @@
 // as in norm_backward_ring.cu: clusters of sixteen leave many multiprocessors without work, and each sum crosses fewer
 // blocks. That is twice the row a block, for which there are no registers: 512 threads hold the weight and the sums for the
 // parameters, which takes all there are, and the row stays packed in the ring, from which its second pass reads it again.
-// That pass comes after the first pass of the next row: the sums over the row cross the cluster meanwhile.
+// That pass comes after the first pass of the next row: the sums over the row cross the cluster meanwhile. A row's
+// statistics come with it. Loaded by each thread they would go to uniform registers, since they are the same for all, and
+// wait there for the memory at once.
 #include "norm_backward.cuh"
 #include "norm_ring.cuh"
 
@@ -27,6 +29,8 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ device::Barrier arrived[kMostStages], told[kTurns];
   __shared__ Exchange exchange[kTurns];
+  __shared__ RowNumbers<float> numbers_of[kMostStages];
+  static_assert(sizeof(RowNumbers<float>) == kStatistics<N> * sizeof(float));  // in the same order
 
   const int thread = threadIdx.x, lane = thread % kWarp;
   const RingPart part(static_cast<int>(a.n / W), cluster);
@@ -34,7 +38,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   const unsigned bytes = vectors * sizeof(Row);
   Row* const ring = reinterpret_cast<Row*>(shared);
   auto slot_of = [&](int slot, int tensor) { return ring + (slot * kTensors + tensor) * part.most; };
-  ring_begin(arrived, stages, told, cluster);
+  ring_begin<2>(arrived, stages, told, cluster);
   wait_for_earlier_kernels();
 
   const int rows = static_cast<int>(a.rows), first_row = blockIdx.x / cluster, step = gridDim.x / cluster;
@@ -43,17 +47,19 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     device::barrier_expect(&arrived[slot], bytes * kTensors);
     device::bulk_copy(slot_of(slot, 0), a.input + row * a.input_stride + begin * W, bytes, &arrived[slot]);
     device::bulk_copy(slot_of(slot, 1), a.grad + row * a.grad_stride + begin * W, bytes, &arrived[slot]);
+#pragma unroll
+    for (int k = 0; k < kStatistics<N>; ++k)
+      device::copy_word_async(&numbers_of[slot].mean + k, a.statistics + int64_t{row} * kStatistics<N> + k);
+    device::barrier_arrive_behind_copies(&arrived[slot]);
   };
   if (thread == 0)
     for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
-  let_next_kernel_start();
 
   Vector<T, W> w[V];
 #pragma unroll
   for (int g = 0; g < V; ++g)
     w[g] = weight_or_one(a.weight).template vector_or_zero<W>(g * kWideThreads + thread, vectors, begin);
   float weight_sum[V][W] = {}, bias_sum[V][W] = {};
-  RowNumbers<float> next = row_numbers<N>(a, first_row);
   ring_meet(cluster);  // while all that was asked for is on its way
 
   // The first pass over one row after the other. Every warp tells every block of the cluster its sums.
@@ -62,9 +68,8 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     unsigned parity, count;  // of the ring, of rows
   } at = {first_row, 0, 0, 0};
   auto first_pass_over = [&] {
-    const RowNumbers<float> numbers = next;
-    next = row_numbers<N>(a, at.row + step);
     device::barrier_wait(&arrived[at.slot], at.parity);
+    const RowNumbers<float> numbers = numbers_of[at.slot];
     Sums<float, S> sums = {};
 #pragma unroll
     for (int g = 0; g < V; ++g) {
@@ -93,25 +98,19 @@ __global__ void __launch_bounds__(kWideThreads, 1)
       at.slot = 0;
       at.parity ^= 1;
     }
-    return numbers;
   };
 
   int slot = 0;
   unsigned count = 0;
-  RowNumbers<float> ahead = first_pass_over();
+  first_pass_over();
 #pragma unroll 1
   for (int row = first_row; row < rows; row += step) {
-    const RowNumbers<float> numbers = ahead;
-    if (at.row < rows) ahead = first_pass_over();
+    if (at.row < rows) first_pass_over();
     const int turn = count % kTurns;
     device::barrier_wait_cluster(&told[turn], count++ / kTurns & 1);
-    Sums<float, S> sums = {};
-    for (int i = lane; i < cluster * kWideWarps; i += kWarp) {
-#pragma unroll
-      for (int k = 0; k < S; ++k) sums.at[k] += exchange[turn].at[k][i];
-    }
-    lane_sum<kWarp>(sums);
+    Sums<float, S> sums = sum_of_told(exchange[turn].at, cluster * kWideWarps);
     divide(sums, a.inverse_n);
+    const RowNumbers<float> numbers = numbers_of[slot];
     if (a.grad_input) {
       Row* out = reinterpret_cast<Row*>(a.grad_input + row * a.n) + begin;
       const float shift = -numbers.shift * numbers.rstd;
@@ -138,6 +137,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     if (++slot == stages) slot = 0;
   }
 
+  let_next_kernel_start();  // as in norm_backward_ring.cu
   if (a.partial || a.whole) {
     float* const result = a.partial + blockIdx.x / cluster * S * a.n;
 #pragma unroll

@@ -40,8 +40,9 @@ struct RingPlan {
   unsigned shared_bytes;
 };
 
-inline RingPlan ring_plan(int threads, int cluster, int64_t stage_bytes, int64_t more_bytes = 0) {
-  const int stages = static_cast<int>(std::clamp<int64_t>((ring_bytes() - more_bytes) / stage_bytes, 0, kMostStages));
+inline RingPlan ring_plan(int threads, int cluster, int64_t stage_bytes, int64_t more_bytes = 0,
+                          int most_stages = kMostStages) {
+  const int stages = static_cast<int>(std::clamp<int64_t>((ring_bytes() - more_bytes) / stage_bytes, 0, most_stages));
   return {threads, cluster, stages, static_cast<unsigned>(stages * stage_bytes + more_bytes)};
 }
 
@@ -132,6 +133,21 @@ int64_t dispatch_ring(const Problem& a, bool flag, F f) {
   return result;
 }
 
+// The sums that `told_by` warps have sent, the same bits for every thread. A lane adds every 32nd, all asked for at once.
+template <int S, int Most>
+__device__ inline Sums<float, S> sum_of_told(const float (&at)[S][Most], int told_by) {
+  Sums<float, S> sums = {};
+#pragma unroll
+  for (int first = 0; first < Most; first += kWarp) {
+    const int i = first + threadIdx.x % kWarp;
+    if (i >= told_by) break;
+#pragma unroll
+    for (int k = 0; k < S; ++k) sums.at[k] += at[k][i];
+  }
+  lane_sum<kWarp>(sums);
+  return sums;
+}
+
 // A block's part of a row of `all` vectors that `cluster` blocks share.
 struct RingPart {
   int rank, most, begin, vectors;  // most: of any block
@@ -143,12 +159,12 @@ struct RingPart {
         vectors(min(most, all - begin)) {}
 };
 
-// Makes the barriers. Thread 0 may use its block's at once, and without a cluster the others too; a cluster's blocks may
-// use each other's, and their own, after ring_meet().
-template <int Turns>
+// Makes the barriers, for so many arrivals at each of the first. Thread 0 may use its block's at once, and without a cluster the
+// others too; a cluster's blocks may use each other's, and their own, after ring_meet().
+template <unsigned Arrivals = 1, int Turns>
 __device__ inline void ring_begin(device::Barrier* arrived, int count, device::Barrier (&told)[Turns], int cluster) {
   if (threadIdx.x == 0) {
-    for (int k = 0; k < count; ++k) device::barrier_init(&arrived[k]);
+    for (int k = 0; k < count; ++k) device::barrier_init<Arrivals>(&arrived[k]);
     for (int k = 0; k < Turns; ++k) device::barrier_init(&told[k]);
     device::barrier_init_fence();
   }

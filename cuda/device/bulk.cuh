@@ -11,9 +11,10 @@ using Barrier = unsigned long long;
 
 __device__ inline unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
 
-// One arrival completes a phase, together with the bytes that it announces.
+// So many arrivals complete a phase, together with the bytes that they announce.
+template <unsigned Arrivals = 1>
 __device__ inline void barrier_init(Barrier* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "n"(Arrivals) : "memory");
 }
 
 // Makes initialised barriers visible to bulk copies of this thread and, once a barrier of the threads followed, to others
@@ -67,6 +68,13 @@ __device__ inline void copy_async(void* shared, const void* global, bool copied)
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
                "r"(copied ? 16 : 0)
                : "memory");
+}
+__device__ inline void copy_word_async(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+}
+// Arrives once the copies are there that this thread has asked for.
+__device__ inline void barrier_arrive_behind_copies(Barrier* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
