@@ -29,8 +29,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ device::Barrier arrived[kMostStages], told[kTurns];
   __shared__ Exchange exchange[kTurns];
-  __shared__ RowNumbers<float> numbers_of[kMostStages];
-  static_assert(sizeof(RowNumbers<float>) == kStatistics<N> * sizeof(float));  // in the same order
+  __shared__ float statistics[kMostStages][kStatistics<N>];
 
   const int thread = threadIdx.x, lane = thread % kWarp;
   const RingPart part(static_cast<int>(a.n / W), cluster);
@@ -49,8 +48,12 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     device::bulk_copy(slot_of(slot, 1), a.grad + row * a.grad_stride + begin * W, bytes, &arrived[slot]);
 #pragma unroll
     for (int k = 0; k < kStatistics<N>; ++k)
-      device::copy_word_async(&numbers_of[slot].mean + k, a.statistics + int64_t{row} * kStatistics<N> + k);
+      device::copy_word_async(&statistics[slot][k], a.statistics + int64_t{row} * kStatistics<N> + k);
     device::barrier_arrive_behind_copies(&arrived[slot]);
+  };
+  auto numbers_of = [&](int slot) {
+    const auto& s = statistics[slot];
+    return RowNumbers<float>{s[0], s[1], s[2]};
   };
   if (thread == 0)
     for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
@@ -69,7 +72,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   } at = {first_row, 0, 0, 0};
   auto first_pass_over = [&] {
     device::barrier_wait(&arrived[at.slot], at.parity);
-    const RowNumbers<float> numbers = numbers_of[at.slot];
+    const RowNumbers<float> numbers = numbers_of(at.slot);
     Sums<float, S> sums = {};
 #pragma unroll
     for (int g = 0; g < V; ++g) {
@@ -110,7 +113,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     device::barrier_wait_cluster(&told[turn], count++ / kTurns & 1);
     Sums<float, S> sums = sum_of_told(exchange[turn].at, cluster * kWideWarps);
     divide(sums, a.inverse_n);
-    const RowNumbers<float> numbers = numbers_of[slot];
+    const RowNumbers<float> numbers = numbers_of(slot);
     if (a.grad_input) {
       Row* out = reinterpret_cast<Row*>(a.grad_input + row * a.n) + begin;
       const float shift = -numbers.shift * numbers.rstd;
