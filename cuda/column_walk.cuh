@@ -12,7 +12,7 @@ struct Walk {
 };
 
 // By the sizes and the device alone. A thread takes eight rows, or fewer where multiprocessors would have less than four
-// blocks. Up to `whole` rows, 32 at least, are one block's, whose sums are whole.
+// blocks. Up to `whole` rows are one block's, whose sums are whole.
 inline Walk walk_columns(int64_t rows, int64_t groups, int64_t whole = 32) {
   unsigned x = 1, y = 1;
   while (y < 32 && y < rows) y *= 2;
@@ -26,9 +26,9 @@ inline Walk walk_columns(int64_t rows, int64_t groups, int64_t whole = 32) {
   return {dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(chunks)), dim3(x, y)};
 }
 
-// load(row) and then use(row, whether it is the thread's) for the rows of a thread, and shared() for what they have in common:
-// behind the first load, for what is asked for before a loop is waited for there. Every thread loads and uses one row, lest a
-// branch part the two.
+// load(row), then use(row, true), for each row of a thread. shared() asks for what all rows need: behind the first load, so that
+// one wait may serve both. A thread without a row goes along with another's, use(row, false), since a branch would part the
+// loads.
 template <class Load, class Shared, class Use>
 __device__ inline void walk_rows(int64_t rows, bool inside, const Load& load, const Shared& shared, const Use& use) {
   const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;

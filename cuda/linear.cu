@@ -201,8 +201,8 @@ int elements_of(const LinearEpilogueBackward& a) {
 
 template <class T>
 Walk walk_of(const LinearEpilogueBackward& a) {
-  return walk_columns(a.rows, a.n / elements_of<T>(a),
-                      64);  // a second kernel for the sums costs more than a second row
+  constexpr int64_t kWhole = 64;  // a second kernel for the sums costs more than a second row
+  return walk_columns(a.rows, a.n / elements_of<T>(a), kWhole);
 }
 
 template <class T, class F>

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
   const int step = gridDim.x * teams;
   int row = which * gridDim.x + blockIdx.x, turn = 0;
   fetch(row);
-  if constexpr (N == Norm::layer) let_next_kernel_start();
+  if constexpr (N == Norm::layer) let_next_kernel_start();  // its short rows lose by the later start that follows
   // All teams take as many turns: their threads meet.
   for (int base = 0; base < rows; base += step, row += step) {
     const RowNumbers<A> numbers = next;
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
       if (i < vectors) out[i] = device::narrow_all<T>(h[g]);
     }
   }
-  if constexpr (N == Norm::rms) let_next_kernel_start();  // as in norm_backward_ring.cu
+  if constexpr (N == Norm::rms) let_next_kernel_start();  // see norm_backward_ring.cu
   if (!a.partial && !a.whole) return;
 
   extern __shared__ __align__(16) unsigned char shared[];
@@ -158,8 +158,8 @@ __global__ void __launch_bounds__(kThreads) backward_long_kernel(const __grid_co
 
 constexpr int kColumnWarps = 8;
 
-// Where rows are few, nothing is needed here of a kernel of this problem before it, so that both run at a time: the second
-// rule of dependent.cuh.
+// Where rows are few, nothing is needed here of a kernel of this problem before it, so that both may run at a time: the second
+// rule of dependent.cuh. Behind the kernels for long rows it starts once their last row is done.
 template <Norm N, class T, class P, int W>
 __global__ void __launch_bounds__(kWarp* kMostColumnWarps)
     backward_columns_kernel(const __grid_constant__ Backward<T, P> a, int64_t chunks) {
@@ -197,7 +197,7 @@ int64_t blocks_of(const NormBackward& a, const TeamPlan& plan) {
 
 int64_t column_tiles(const NormBackward& a) { return ceil_div(a.n * size_of(a.dtype), 16 * kWarp); }
 
-// Rows so few that reading them again, at the same time, is faster than partial sums and a kernel for them.
+// Rows so few that reading them again is faster than partial sums and a kernel for them.
 bool few_rows(const NormBackward& a) { return a.rows <= kFewRows && a.rows * a.n * size_of(a.dtype) <= 1 << 20; }
 
 template <Norm N, class T, class P, int W, int Lanes>

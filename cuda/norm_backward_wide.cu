@@ -2,9 +2,7 @@
 // as in norm_backward_ring.cu: clusters of sixteen leave many multiprocessors without work, and each sum crosses fewer
 // blocks. That is twice the row a block, for which there are no registers: 512 threads hold the weight and the sums for the
 // parameters, which takes all there are, and the row stays packed in the ring, from which its second pass reads it again.
-// That pass comes after the first pass of the next row: the sums over the row cross the cluster meanwhile. A row's
-// statistics come with it. Loaded by each thread they would go to uniform registers, since they are the same for all, and
-// wait there for the memory at once.
+// That pass comes after the first pass of the next row: the sums over the row cross the cluster meanwhile.
 #include "norm_backward.cuh"
 #include "norm_ring.cuh"
 
@@ -37,10 +35,11 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   const unsigned bytes = vectors * sizeof(Row);
   Row* const ring = reinterpret_cast<Row*>(shared);
   auto slot_of = [&](int slot, int tensor) { return ring + (slot * kTensors + tensor) * part.most; };
-  ring_begin<2>(arrived, stages, told, cluster);
+  ring_begin<2>(arrived, stages, told, cluster);  // a row arrives, and so do its statistics
   wait_for_earlier_kernels();
 
   const int rows = static_cast<int>(a.rows), first_row = blockIdx.x / cluster, step = gridDim.x / cluster;
+  // Statistics that each thread loaded would go to uniform registers, being the same for all, and wait there for the memory.
   auto fetch = [&](int row, int slot) {
     if (row >= rows) return;
     device::barrier_expect(&arrived[slot], bytes * kTensors);

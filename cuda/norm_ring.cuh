@@ -133,7 +133,7 @@ int64_t dispatch_ring(const Problem& a, bool flag, F f) {
   return result;
 }
 
-// The sums that `told_by` warps have sent, the same bits for every thread. A lane adds every 32nd, all asked for at once.
+// The sums that `told_by` warps have sent, the same bits for every thread. A lane adds every 32nd.
 template <int S, int Most>
 __device__ inline Sums<float, S> sum_of_told(const float (&at)[S][Most], int told_by) {
   Sums<float, S> sums = {};
@@ -159,8 +159,8 @@ struct RingPart {
         vectors(min(most, all - begin)) {}
 };
 
-// Makes the barriers, for so many arrivals at each of the first. Thread 0 may use its block's at once, and without a cluster the
-// others too; a cluster's blocks may use each other's, and their own, after ring_meet().
+// Makes the barriers; a phase of `arrived` takes so many arrivals. Thread 0 may use its block's at once, and without a cluster
+// the others too; a cluster's blocks may use each other's, and their own, after ring_meet().
 template <unsigned Arrivals = 1, int Turns>
 __device__ inline void ring_begin(device::Barrier* arrived, int count, device::Barrier (&told)[Turns], int cluster) {
   if (threadIdx.x == 0) {

@@ -69,10 +69,11 @@ __device__ inline void copy_async(void* shared, const void* global, bool copied)
                "r"(copied ? 16 : 0)
                : "memory");
 }
+// 4 bytes, at a multiple of 4.
 __device__ inline void copy_word_async(void* shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(shared)), "l"(global) : "memory");
 }
-// Arrives once the copies are there that this thread has asked for.
+// Arrives once the copies are there that this thread has asked for: one of the arrivals that barrier_init() counts.
 __device__ inline void barrier_arrive_behind_copies(Barrier* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }

@@ -112,7 +112,7 @@ __device__ inline void store(T* p, int64 count, const accumulate_t<T> (&x)[N]) {
   }
 }
 
-// N elements as one vector, in one instruction: in a loop the assignment above was one for each word.
+// N elements as one vector, in one instruction: in the loops of column_walk.cuh the assignment above was one for each word.
 template <int N, class T>
 __device__ inline void store_at_once(T* p, const accumulate_t<T> (&x)[N]) {
   const Vector<T, N> v = narrow_all<T>(x);
