@@ -17,6 +17,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
     backward_kernel(const __grid_constant__ Backward<T, P> a, int warps) {
   using A = accumulate_t<T>;
   constexpr int V = kVectors * kVector<T> / W, S = kSums<N>;
+  constexpr bool kLate = N == Norm::rms && W == kVector<T>;  // norm_backward_ring.cu says why; the others lose by it
   using Row = Vector<T, W>;
   __shared__ Scratch<A, S> scratch[Lanes ? 1 : 2][Lanes ? 1 : kThreads / kWarp / 2];
   const int team = Lanes ? Lanes : warps * kWarp, thread = threadIdx.x % team, which = threadIdx.x / team;
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
   const int step = gridDim.x * teams;
   int row = which * gridDim.x + blockIdx.x, turn = 0;
   fetch(row);
-  if constexpr (N == Norm::layer) let_next_kernel_start();  // its short rows lose by the later start that follows
+  if constexpr (!kLate) let_next_kernel_start();
   // All teams take as many turns: their threads meet.
   for (int base = 0; base < rows; base += step, row += step) {
     const RowNumbers<A> numbers = next;
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kThreads, Lanes ? kThre
       if (i < vectors) out[i] = device::narrow_all<T>(h[g]);
     }
   }
-  if constexpr (N == Norm::rms) let_next_kernel_start();  // see norm_backward_ring.cu
+  if constexpr (kLate) let_next_kernel_start();
   if (!a.partial && !a.whole) return;
 
   extern __shared__ __align__(16) unsigned char shared[];
