@@ -159,8 +159,8 @@ __global__ void __launch_bounds__(kThreads) backward_long_kernel(const __grid_co
 
 constexpr int kColumnWarps = 8;
 
-// Where rows are few, nothing is needed here of a kernel of this problem before it, so that both may run at a time: the second
-// rule of dependent.cuh. Behind the kernels for long rows it starts once their last row is done.
+// Where rows are few, nothing is needed here of a kernel of this problem before it, so that both run at a time: the second
+// rule of dependent.cuh.
 template <Norm N, class T, class P, int W>
 __global__ void __launch_bounds__(kWarp* kMostColumnWarps)
     backward_columns_kernel(const __grid_constant__ Backward<T, P> a, int64_t chunks) {
@@ -198,7 +198,7 @@ int64_t blocks_of(const NormBackward& a, const TeamPlan& plan) {
 
 int64_t column_tiles(const NormBackward& a) { return ceil_div(a.n * size_of(a.dtype), 16 * kWarp); }
 
-// Rows so few that reading them again is faster than partial sums and a kernel for them.
+// Rows so few that reading them again, at the same time, is faster than partial sums and a kernel for them.
 bool few_rows(const NormBackward& a) { return a.rows <= kFewRows && a.rows * a.n * size_of(a.dtype) <= 1 << 20; }
 
 template <Norm N, class T, class P, int W, int Lanes>

@@ -52,6 +52,8 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
   };
   if (thread == 0)
     for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
+  // Where each team has a row at most there is no loop to slow down, and the kernel for columns may run beside this one.
+  if (rows <= step) let_next_kernel_start();
 
   Vector<P, W> w[kHoldParameters ? V : 1];
   auto weight = [&](int at) { return weight_or_one(a.weight).template vector_or_zero<W>(at, vectors, begin); };
@@ -127,7 +129,7 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
     }
   }
 
-  let_next_kernel_start();  // not before: beside blocks that wait the loop is up to 10 % slower
+  let_next_kernel_start();  // of more rows not before: beside blocks that wait the loop is up to 10 % slower
   if (a.partial || a.whole) {
     float* const result = a.partial + blockIdx.x / cluster * S * a.n;
     if (teams > 1) __syncthreads();  // the ring's memory is free

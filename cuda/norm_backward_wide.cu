@@ -56,6 +56,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   };
   if (thread == 0)
     for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
+  if (rows <= step) let_next_kernel_start();  // as in norm_backward_ring.cu
 
   Vector<T, W> w[V];
 #pragma unroll
