@@ -6,9 +6,18 @@
 
 namespace fastops::FASTOPS_ARCH {
 
-// Rows that fit registers, of which not every one starts at 16 bytes.
+// Rows that fit registers, of which not every one starts at 16 bytes: those of halves that start at 8, with parameters of the
+// same dtype, and all others.
+bool narrow_takes(const NormForward& a);
+int norm_forward_narrow(const NormForward& a, void* stream);
 bool ragged_takes(const NormForward& a);
 int norm_forward_ragged(const NormForward& a, void* stream);
+
+// Elements of a narrow vector; how many of them a thread has where two warps have the row, else 0.
+constexpr int kNarrow = 4;
+inline int narrow_of_two_warps(int64_t vectors) {
+  return vectors <= 6 * kWarp || vectors > 12 * kWarp ? 0 : vectors <= 8 * kWarp ? 4 : 6;
+}
 
 // Many rows of two warps each without a residual, a layer norm's of halves also of up to eight.
 bool pairs_takes(const NormForward& a);
@@ -232,10 +241,11 @@ __device__ inline Scale<A> scale_of(const Forward<T, P>& a, const Moments<A>& ro
 }
 
 // Of a half type's rows the moments in one pass: the sums of the elements, and of their squares, are enough where the mean is
-// near 0. Where it is not, for there they cancel, a second round takes distances from the mean.
-template <Norm N, class T, class P, int Vectors, int Lanes>
-constexpr bool kInRounds =
-    N == Norm::layer && sizeof(T) == 2 && sizeof(P) == sizeof(T) && Vectors == kVectors && Lanes == 0;
+// near 0. Where it is not, for there they cancel, a second round takes distances from the mean. Of narrow vectors up to six a
+// thread were as fast or faster without.
+template <Norm N, class T, class P, int W, int Vectors, int Lanes>
+constexpr bool kInRounds = N == Norm::layer && sizeof(T) == 2 && sizeof(P) == sizeof(T) && Lanes == 0 &&
+                           (W == kVector<T> ? Vectors == kVectors : Vectors > 6);
 
 // The mean is at most so many standard deviations from 0: their square, and 1, is what the variance loses of f32's digits.
 constexpr int kNearDeviations = 4;

@@ -1,6 +1,7 @@
-// The forward of norms over many rows of some warps each, two vectors a thread, without a residual: a block takes two rows. It
-// widens parameters once for both and sums both in the same exchanges, and half as many blocks start. Few rows, and those with
-// a residual, go one by one to as many threads (norm_forward.cu), so that a row's bits are the same.
+// The forward of norms over many rows of some warps each, two vectors a thread, or four or six narrow ones, without a
+// residual: a block takes two rows. It widens parameters once for both and sums both in the same exchanges, and half as many
+// blocks start. Few rows, and those with a residual, go one by one to as many threads (norm_forward_rows.cuh), so that a row's
+// bits are the same.
 #include "norm_forward.cuh"
 
 #include "dependent.cuh"
@@ -12,52 +13,53 @@ constexpr int kRows = 2;
 constexpr int kTwoWarps = 2 * kWarp, kFourWarps = 4 * kWarp, kEightWarps = 8 * kWarp;
 // Threads of a multiprocessor, as many as their registers allow.
 constexpr int kPairThreads = 1024;
-template <class T, class P, int Team>
+template <class T, class P, int Team, int Vectors>
 constexpr int kResident = Team == kEightWarps      ? kPairThreads
+                          : Vectors == 6           ? 640
                           : sizeof(P) == sizeof(T) ? 896
                                                    : 768;
 
 // Team: a row's threads; at most so many, if they are not Full of vectors.
-template <Norm N, class T, class P, int Team, bool Full>
-__global__ void __launch_bounds__(Team, resident_blocks(Team, kResident<T, P, Team>))
+template <Norm N, class T, class P, int Team, bool Full, int W = kVector<T>, int Vectors = kVectors>
+__global__ void __launch_bounds__(Team, resident_blocks(Team, kResident<T, P, Team, Vectors>))
     forward_pair_kernel(const __grid_constant__ Forward<T, P> a) {
   using A = accumulate_t<T>;
-  constexpr int W = kVector<T>, D = kDistanceSums<T>;
-  constexpr bool kRounds = kInRounds<N, T, P, kVectors, 0>;
+  constexpr int D = kDistanceSums<T>;
+  constexpr bool kRounds = kInRounds<N, T, P, W, Vectors, 0>;
   using Row = Vector<T, W>;
   wait_for_earlier_kernels();
   let_next_kernel_start();
   const int team = Full || Team == kTwoWarps ? Team : static_cast<int>(blockDim.x), thread = threadIdx.x;
   if constexpr (Team == kFourWarps) __builtin_assume(team <= kFourWarps);
   if constexpr (Team == kEightWarps) __builtin_assume(team > kFourWarps);
-  const int n = Full ? Team * kVectors * W : static_cast<int>(a.n), vectors = n / W;
+  const int n = Full ? Team * Vectors * W : static_cast<int>(a.n), vectors = n / W;
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kRows;
   auto live = [&](int r) { return begin + r < a.rows; };  // a block with one row takes that twice
 
-  const Places<kVectors, Full> mine(vectors, team, thread);
-  Row x[kRows][kVectors];
+  const Places<Vectors, Full> mine(vectors, team, thread);
+  Row x[kRows][Vectors];
   T first[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const T* input = a.input + (live(r) ? begin + r : begin) * a.input_stride;
 #pragma unroll
-    for (int g = 0; g < kVectors; ++g) x[r][g] = reinterpret_cast<const Row*>(input)[mine.at[g]];
+    for (int g = 0; g < Vectors; ++g) x[r][g] = reinterpret_cast<const Row*>(input)[mine.at[g]];
     first[r] = N == Norm::layer && !kRounds ? *input : T{};
   }
-  Vector<P, W> w[kVectors], b[kVectors];
+  Vector<P, W> w[Vectors], b[Vectors];
   const Parameter<P> weight = weight_or_one(a.weight), bias = bias_or_zero(a.bias);
 #pragma unroll
-  for (int g = 0; g < kVectors; ++g) {
+  for (int g = 0; g < Vectors; ++g) {
     w[g] = weight.template vector<W>(mine.at[g]);
     if constexpr (N == Norm::layer) b[g] = bias.template vector<W>(mine.at[g]);
   }
 
-  A d[kRows][kVectors][W];  // elements, then distances from the mean; in rounds, the latter alone
+  A d[kRows][Vectors][W];  // elements, then distances from the mean; in rounds, the latter alone
   auto each_vector = [&](auto f) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
-      for (int g = 0; g < kVectors; ++g) f(r, g, d[r][g]);
+      for (int g = 0; g < Vectors; ++g) f(r, g, d[r][g]);
   };
   auto sum_up = [&](auto& sums, auto& scratch) {
     team_sum(sums, team / kWarp, thread / kWarp, scratch, [] { __syncthreads(); });
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(Team, resident_blocks(Team, kResident<T, P, Te
 #pragma unroll
       for (int r = 0; r < kRows; ++r)
 #pragma unroll
-        for (int g = 0; g < kVectors; ++g) {
+        for (int g = 0; g < Vectors; ++g) {
           A c[W];
           widen_again(r, g, c);
           if (g == 0 && thread == 0) of_row[r] = c[0];
@@ -127,7 +129,7 @@ __global__ void __launch_bounds__(Team, resident_blocks(Team, kResident<T, P, Te
 #pragma unroll
   for (int r = 0; r < kRows; ++r) scaled[r] = scale_of<N>(a, moments[r], begin + r, thread == 0 && live(r));
 #pragma unroll
-  for (int g = 0; g < kVectors; ++g)
+  for (int g = 0; g < Vectors; ++g)
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       A(&c)[W] = d[r][g];
@@ -150,7 +152,9 @@ int team_of(int64_t vectors) { return static_cast<int>(ceil_div(vectors, kVector
 
 bool pairs_takes(const NormForward& a) {
   const int64_t bytes = a.n * size_of(a.dtype), vectors = bytes / 16;
-  if (a.residual || bytes % 16 != 0) return false;
+  if (a.residual) return false;
+  if (narrow_takes(a)) return narrow_of_two_warps(a.n / kNarrow) && !all_at_once(a.rows, kTwoWarps, kPairThreads);
+  if (bytes % 16 != 0) return false;
   if (pairs_of_more_warps(a)) return !all_at_once(a.rows, team_of(vectors), kPairThreads);
   return vectors > kMostOfWarp && vectors <= kMostOfTwo && !all_at_once(a.rows, kTwoWarps, kShortThreads);
 }
@@ -164,6 +168,13 @@ int norm_forward_pairs(const NormForward& args, void* stream_handle) {
     using P = typename decltype(p)::type;
     constexpr Norm N = decltype(norm)::value;
     return in_launches<N>(Forward<T, P>(args), kRows, [&](const Forward<T, P>& a, unsigned blocks) -> int {
+      if constexpr (sizeof(T) == 2 && sizeof(P) == 2)
+        if (narrow_takes(args)) {
+          const auto config = launch_config(blocks, kTwoWarps, stream);
+          return narrow_of_two_warps(args.n / kNarrow) == 4
+                     ? launch_kernel(&forward_pair_kernel<N, T, P, kTwoWarps, false, kNarrow, 4>, config, a)
+                     : launch_kernel(&forward_pair_kernel<N, T, P, kTwoWarps, false, kNarrow, 6>, config, a);
+        }
       const auto config = launch_config(blocks, static_cast<unsigned>(team), stream);
       if constexpr (N == Norm::layer && sizeof(T) == 2 && sizeof(P) == 2) {
         if (vectors == kVectors * kEightWarps)

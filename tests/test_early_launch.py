@@ -19,7 +19,7 @@ from fastops._driver import probe
 from fastops.selftest.checks import same_bits
 
 HALF = torch.bfloat16
-# Of every kind of kernel: lanes, blocks, ragged rows, rings, clusters, few rows and many.
+# Of every kind of kernel: lanes, blocks, ragged rows, narrow vectors, rings, clusters, few rows and many.
 SIZES = [
     (1, 12288),
     (37, 769),
@@ -29,6 +29,7 @@ SIZES = [
     (64, 4096),
     (3000, 61),
     (4000, 451),
+    (3000, 1500),
     (4000, 1024),
     (2000, 4096),
     (70, 40000),
