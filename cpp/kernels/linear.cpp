@@ -100,7 +100,7 @@ __attribute__((noinline)) void epilogue_run(const T* x, const P* bias, T* y, int
     prefetch_ahead<kUnit<T>>(x + i);
     prefetch_ahead<kUnit<T>>(y + i);
     auto u = load(x + i, part);
-    if (bias) u = u + load_parameter<T>(bias + i, part);
+    if (bias) u = u + load_as<T>(bias + i, part);
     store(y + i, part, of_each([](auto v) { return activate<T, act>(v); }, u));
   });
 }
@@ -130,7 +130,7 @@ __attribute__((noinline)) void backward_run(const T* grad, const T* saved, const
       prefetch_ahead<kUnit<T>>(saved + i);
       auto s = load(saved + i, part);
       if constexpr (act == Activation::gelu || act == Activation::silu)
-        if (bias) s = s + load_parameter<T>(bias + i, part);
+        if (bias) s = s + load_as<T>(bias + i, part);
       g = of_each([](auto g, auto s) { return descend<T, act>(g, s); }, g, s);
     }
     store(grad_input + i, part, g);

@@ -69,7 +69,7 @@ struct Backward {
       const T *x = block.x[r] + j, *grad = block.grad[r] + j;
       const U mean = every<T>(block.mean[r]);
       const auto of_row = sum_units<T, kSums>(count, [&](int64_t i, auto part, U* s) {
-        const U g = product(load(grad + i, part), load_parameter<T>(w + i, part));
+        const U g = product(load(grad + i, part), load_as<T>(w + i, part));
         s[0] = g * (Layer ? keep<T>(load(x + i, part) - mean, part) : load(x + i, part));
         if constexpr (Layer) s[1] = g;
       });
@@ -104,7 +104,7 @@ struct Backward {
   template <int Units, bool Stream, class P, class Part>
   FASTOPS_INLINE void strip(const Block& block, int64_t j, const P* w, A* partial, bool fresh, Part part) const {
     U weight_sum[Units] = {}, bias_sum[Units] = {}, weights[Units];
-    for (int k = 0; k < Units; ++k) weights[k] = load_parameter<T>(w + k * N, part);
+    for (int k = 0; k < Units; ++k) weights[k] = load_as<T>(w + k * N, part);
     const int64_t x_ahead = block.rows * a.input_stride, grad_ahead = block.rows * a.grad_stride;
     for (int64_t r = 0; r < block.rows; ++r) {
       // What the stores below could overwrite, for all that the compiler knows, is read before them.

@@ -77,6 +77,8 @@ struct Forward {
   static constexpr int64_t W = simd<A>::size;
 
   static constexpr bool kWidens = sizeof(T) != sizeof(A);
+  // Whether a row is widened once for both readings: an rms norm has arithmetic to spare, but for AVX2's bf16.
+  static constexpr bool kHolds = kWidens && (Layer || (kAlternates<T> && FASTOPS_VECTOR_BYTES == 32));
   static constexpr int kSums = Layer ? 2 : 1;
   // Elements whose mean is the origin, and how many deviations from the row's it may be: a half type's result has digits
   // to spare, so that one element will do.
@@ -107,7 +109,7 @@ struct Forward {
     const A v = value(input(row, j));
     if (!a.residual) return v;
     T sum[W];
-    store(sum, V{} + (v + value(residual(row, j))));
+    store(sum, splat(v + value(residual(row, j))));
     return value(sum);
   }
   // A number near the mean of elements [j, j + count) of a row.
@@ -120,7 +122,7 @@ struct Forward {
   // rms norm's squares.
   FASTOPS_INLINE lane_sums<V, kSums> read(int64_t row, int64_t j, int64_t count, A origin, A* x) const {
     auto terms = [&](int64_t i, auto part, U v, U* s) {
-      if constexpr (kWidens) hold(x + i, v);
+      if constexpr (kHolds) hold(x + i, v);
       if constexpr (Layer) v = keep<T>(v - every<T>(origin), part);
       if constexpr (Layer) s[0] = v;
       s[kSums - 1] = v * v;
@@ -137,17 +139,18 @@ struct Forward {
     });
   }
   // Where they then lie.
-  FASTOPS_INLINE const A* held(int64_t row, int64_t j, const A* x) const {
-    if constexpr (kWidens)
+  FASTOPS_INLINE auto held(int64_t row, int64_t j, const A* x) const {
+    if constexpr (kHolds)
       return x;
     else
       return source(row, j);
   }
 
   // Of elements [j, j + count) of a row, held at x, about what seems to be their mean.
-  __attribute__((noinline)) Spread measure_again(int64_t row, int64_t j, int64_t count, A mean, const A* x) const {
+  template <class X>
+  __attribute__((noinline)) Spread measure_again(int64_t row, int64_t j, int64_t count, A mean, const X* x) const {
     const auto found = sum_units<T, 2>(count, [&](int64_t i, auto part, U* s) {
-      s[0] = keep<T>(load_held<T>(x + i, part) - every<T>(mean), part);
+      s[0] = keep<T>(load_as<T>(x + i, part) - every<T>(mean), part);
       s[1] = s[0] * s[0];
     });
     const A each = 1 / static_cast<A>(count), shift = sum_lanes(found.values[0]) * each;
@@ -170,16 +173,12 @@ struct Forward {
     const U mean = every<T>(of.mean), rstd = every<T>(of.rstd), shift = every<T>(of.shift * of.rstd);
     auto all = [&](auto put) {
       for_units<T>(count, [&](int64_t i, auto part) {
-        U v;
-        if constexpr (sizeof(X) == sizeof(A))
-          v = load_held<T>(x + i, part);
-        else
-          v = load(x + i, part);
+        U v = load_as<T>(x + i, part);
         __builtin_prefetch(ahead + i);
         if constexpr (Layer)
-          v = ((v - mean) * rstd - shift) * load_parameter<T>(w + i, part) + load_parameter<T>(b + i, part);
+          v = ((v - mean) * rstd - shift) * load_as<T>(w + i, part) + load_as<T>(b + i, part);
         else
-          v = v * rstd * load_parameter<T>(w + i, part);
+          v = v * rstd * load_as<T>(w + i, part);
         put(y + i, part, v);
       });
     };

@@ -341,15 +341,16 @@ FASTOPS_INLINE V keep_first(V v, int64_t count) {
   return lanes < lanes * 0 + static_cast<decltype(lanes[0] + 0)>(count) ? v : V{};
 }
 
+// A 0 that is taken away leaves -0 as it is, so that the compiler leaves it out; one that is added it would add.
 template <class A>
 FASTOPS_INLINE typename simd<A>::vec splat(A a) {
-  return typename simd<A>::vec{} + a;
+  return a - typename simd<A>::vec{};
 }
 
 // `value` in every lane, rounded to the lanes' type.
 template <class V>
 FASTOPS_INLINE V like(V, double value) {
-  return V{} + static_cast<decltype(V{}[0] + V{}[0])>(value);
+  return static_cast<decltype(V{}[0] + V{}[0])>(value) - V{};
 }
 
 // a·b rounded, never fused into an addition that follows.

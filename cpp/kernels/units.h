@@ -68,9 +68,9 @@ FASTOPS_INLINE unit_t<T> load_held(const accumulate_t<T>* p, Part part) {
   else
     return load(p, part);
 }
-// A parameter's: held, or of T's own type as they lie.
+// A row's or a parameter's: held, or of T's own type as they lie.
 template <class T, class P, class Part>
-FASTOPS_INLINE unit_t<T> load_parameter(const P* p, Part part) {
+FASTOPS_INLINE unit_t<T> load_as(const P* p, Part part) {
   if constexpr (sizeof(P) == sizeof(T))
     return load(p, part);
   else
@@ -105,7 +105,7 @@ FASTOPS_INLINE void put_in_order(accumulate_t<T>* held, int64_t count) {
 // The same number in every lane.
 template <class T>
 FASTOPS_INLINE unit_t<T> every(accumulate_t<T> a) {
-  const vec_t<T> v = vec_t<T>{} + a;
+  const vec_t<T> v = splat(a);
   if constexpr (sizeof(T) == 2)
     return {v, v};
   else
