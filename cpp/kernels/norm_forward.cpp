@@ -77,7 +77,7 @@ struct Forward {
   static constexpr int64_t W = simd<A>::size;
 
   static constexpr bool kWidens = sizeof(T) != sizeof(A);
-  // Whether a row is widened once for both readings: an rms norm has arithmetic to spare, but for AVX2's bf16.
+  // Whether a row of one segment is widened once for both readings. An rms norm has arithmetic to spare, but for AVX2's bf16.
   static constexpr bool kHolds = kWidens && (Layer || (kAlternates<T> && FASTOPS_VECTOR_BYTES == 32));
   static constexpr int kSums = Layer ? 2 : 1;
   // Elements whose mean is the origin, and how many deviations from the row's it may be: a half type's result has digits
@@ -118,11 +118,12 @@ struct Forward {
     return ((element(row, j) + element(row, j + 1)) + (element(row, j + 2) + element(row, j + 3))) * A(0.25);
   }
 
-  // Elements [j, j + count) of a row, of the half types widened into `x`. The sums of d = element - origin and of d², or of an
-  // rms norm's squares.
+  // The sums of d = element - origin and of d², or of an rms norm's squares, over elements [j, j + count) of a row, which are
+  // widened into `x` where they are to be held.
+  template <bool Hold>
   FASTOPS_INLINE lane_sums<V, kSums> read(int64_t row, int64_t j, int64_t count, A origin, A* x) const {
     auto terms = [&](int64_t i, auto part, U v, U* s) {
-      if constexpr (kHolds) hold(x + i, v);
+      if constexpr (Hold) hold(x + i, v);
       if constexpr (Layer) v = keep<T>(v - every<T>(origin), part);
       if constexpr (Layer) s[0] = v;
       s[kSums - 1] = v * v;
@@ -138,15 +139,15 @@ struct Forward {
       terms(i, part, rounded<T>(v), s);
     });
   }
-  // Where they then lie.
-  FASTOPS_INLINE auto held(int64_t row, int64_t j, const A* x) const {
+  // Where a row then lies.
+  FASTOPS_INLINE auto held(int64_t row, const A* x) const {
     if constexpr (kHolds)
       return x;
     else
-      return source(row, j);
+      return source(row, 0);
   }
 
-  // Of elements [j, j + count) of a row, held at x, about what seems to be their mean.
+  // Of elements [j, j + count) of a row, which lie at x, about what seems to be their mean.
   template <class X>
   __attribute__((noinline)) Spread measure_again(int64_t row, int64_t j, int64_t count, A mean, const X* x) const {
     const auto found = sum_units<T, 2>(count, [&](int64_t i, auto part, U* s) {
@@ -218,10 +219,10 @@ struct Forward {
     auto near = [&](int64_t r) { return holds(means[r] - origins[r], squares[r], kNear); };
     for (int64_t row = row_begin; row < row_end; row += step) {
       const int64_t rows = row_end - row < step ? row_end - row : step;
-      auto held_of = [&](int64_t r) { return held(row + r, 0, x.values + r * padded); };
+      auto held_of = [&](int64_t r) { return held(row + r, x.values + r * padded); };
       for (int64_t r = 0; r < rows; ++r) {
         if constexpr (Layer) origins[r] = origin_of(row + r, 0, n);
-        const auto found = read(row + r, 0, n, origins[r], x.values + r * padded);
+        const auto found = read<kHolds>(row + r, 0, n, origins[r], x.values + r * padded);
         for (int k = 0; k < kSums; ++k) sums[k].of_row[r] = found.values[k];
       }
       if constexpr (Layer) sums[0].finish(rows, shifts);
@@ -260,16 +261,15 @@ struct Forward {
 
   // Compiled once, as Moments::add is, so that products fuse into sums in one way whoever calls.
   __attribute__((noinline)) Spread measure(int64_t row, int64_t j) const {
-    Room<A> x;
     const int64_t count = count_at(j);
     const A each = 1 / static_cast<A>(count);
     const A origin = Layer ? origin_of(row, j, count) : A(0);
-    const auto found = read(row, j, count, origin, x.values);
+    const auto found = read<false>(row, j, count, origin, nullptr);
     const A square = sum_lanes(found.values[kSums - 1]) * each;
     if constexpr (!Layer) return {0, 0, square};
     const A shift = sum_lanes(found.values[0]) * each, variance = square - shift * shift;
     if (!holds(shift, variance, kNear)) [[unlikely]]
-      return measure_again(row, j, count, origin + shift, held(row, j, x.values));
+      return measure_again(row, j, count, origin + shift, source(row, j));
     return {origin, shift, variance};
   }
 
