@@ -49,7 +49,7 @@ def test_values_and_fewer_rows(
     added: Any, norm: Any, parameters: int, n: int, given: str, dtype: torch.dtype, cuda: torch.device
 ) -> None:
     # Many: more than a card of 148 multiprocessors has at once, so that where they may they go by twos, one left alone.
-    rows = 2601 if n <= 4092 else 1301
+    rows = 5401 if n <= 2500 else 2701
     x, r, affine = inputs(Make(cuda, dtype), parameters, rows=rows, n=n)
     affine = [] if given == "none" else [p.float() if given == "float32" else p for p in affine]
     x, r = placed(x, 4, 4), placed(r, 8, 12)
