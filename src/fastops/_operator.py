@@ -176,16 +176,17 @@ def _call_of(op: Differentiable) -> Callable[..., Any]:
             raise TypeError(f"[{op.name}] expected a Tensor first, got {type(inputs[0]).__name__}") from None
         if plain or _compiling() or _functorch_active() or forward_ad._current_level >= 0:
             return _public(op._transformed(inputs), outputs)
-        # torch.autograd's own vmap, under which a Function would lose the graph and nothing says that it is wanted.
-        if _grad_enabled() and _batched(inputs[0]):
-            return _public(op._of_batched(*inputs), outputs)
-        if _grad_enabled() and _any_requires_grad(*inputs):
-            if plain_apply and inputs[0].layout is not torch.strided:
-                return plain_apply(*inputs)
-            for x in inputs:
-                if type(x) is Tensor and _wrapped(x):  # it outlived its transform
-                    return apply(*unwrap_dead_wrappers(inputs))
-            return apply(*inputs)
+        if _grad_enabled():
+            # torch.autograd's own vmap, under which a Function would lose the graph and nothing says that it is wanted.
+            if _batched(inputs[0]):
+                return _public(op._of_batched(*inputs), outputs)
+            if _any_requires_grad(*inputs):
+                if plain_apply and inputs[0].layout is not torch.strided:
+                    return plain_apply(*inputs)
+                for x in inputs:
+                    if type(x) is Tensor and _wrapped(x):  # it outlived its transform
+                        return apply(*unwrap_dead_wrappers(inputs))
+                return apply(*inputs)
         try:
             result = raw(*inputs)
         except RuntimeError as error:
