@@ -341,7 +341,7 @@ FASTOPS_INLINE V keep_first(V v, int64_t count) {
   return lanes < lanes * 0 + static_cast<decltype(lanes[0] + 0)>(count) ? v : V{};
 }
 
-// A 0 that is taken away leaves -0 as it is, so that the compiler leaves it out; one that is added it would add.
+// a - 0 is a, -0 too, so that the compiler drops it; 0 + a it would compute, for -0 becomes 0.
 template <class A>
 FASTOPS_INLINE typename simd<A>::vec splat(A a) {
   return a - typename simd<A>::vec{};
