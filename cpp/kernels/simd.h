@@ -350,7 +350,7 @@ FASTOPS_INLINE typename simd<A>::vec splat(A a) {
 // `value` in every lane, rounded to the lanes' type.
 template <class V>
 FASTOPS_INLINE V like(V, double value) {
-  return static_cast<decltype(V{}[0] + V{}[0])>(value) - V{};
+  return splat(static_cast<decltype(V{}[0] + V{}[0])>(value));
 }
 
 // a·b rounded, never fused into an addition that follows.
