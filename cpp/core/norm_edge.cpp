@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "host/mixed_norm.h"
+
 namespace fastops {
 
 FASTOPS_CPU_KERNEL(norm_forward, NormForwardCpu);
@@ -25,10 +27,29 @@ static std::vector<int64_t> statistics_shape(Norm norm, const Tensor& input, int
   return shape;
 }
 
-static void check_parameters(const char* op, const Tensor& input, Shape shape, const OptionalTensor& weight,
-                             const OptionalTensor& bias) {
-  if (weight) check_parameter(op, "weight", *weight, shape, input);
-  if (bias) check_parameter(op, "bias", *bias, shape, input);
+static void check_dtype(const char* op, const char* name, const Tensor& t) {
+  FASTOPS_CHECK(dtype_of(t), op, name, " must be float16, bfloat16, float32 or float64, got ",
+                text_of(t.scalar_type()));
+}
+
+// Dtypes need not be input's: host/mixed_norm.h.
+static void check_rows(const char* op, const char* name, const Tensor& t, const char* input_name, const Tensor& input) {
+  check_same_device(op, name, t, input_name, input);
+  check_dtype(op, name, t);
+  FASTOPS_CHECK(same_shape(t.sizes(), input.sizes()), op, name, " must have ", input_name, "'s shape ",
+                text_of(input.sizes()), ", got ", text_of(t.sizes()));
+}
+
+static void check_parameters(const char* op, Shape shape, const OptionalTensor& weight, const OptionalTensor& bias,
+                             const char* input_name, const Tensor& input) {
+  auto check = [&](const char* name, const Tensor& t) {
+    check_same_device(op, name, t, input_name, input);
+    check_dtype(op, name, t);
+    FASTOPS_CHECK(same_shape(t.sizes(), shape), op, name, " must have shape ", text_of(shape), ", got ",
+                  text_of(t.sizes()));
+  };
+  if (weight) check("weight", *weight);
+  if (bias) check("bias", *bias);
 }
 
 // Whether `count` tasks of whole rows would leave threads idle for long, with work enough for two passes.
@@ -52,18 +73,19 @@ static void run_segments(Kernel* kernel, const Arguments& a, const Tensor& input
                      [&](int64_t begin, int64_t end) { kernel(a, pass, found, begin, end); });
 }
 
-double rms_eps(std::optional<double> eps, const Tensor& input) {
+double rms_eps(std::optional<double> eps, const Tensor& normalized) {
   if (eps) return *eps;
-  const bool wide = accumulate_type(*dtype_of(input)) == DType::f64;
-  return wide ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
+  return dtype_of(normalized) == DType::f64 ? std::numeric_limits<double>::epsilon()
+                                            : std::numeric_limits<float>::epsilon();
 }
 
 NormOutputs norm_forward(NormForwardCall c) {
   const Tensor& input = c.input;
   FASTOPS_CHECK(c.dims >= 1 && c.dims <= input.dim(), c.op, "dims must be 1 to input's ", input.dim(), ", got ",
                 c.dims);
-  check_parameters(c.op, input, trailing_of(input, c.dims), c.weight, c.bias);
-  if (c.residual) check_alike(c.op, "residual", *c.residual, "input", input);
+  check_parameters(c.op, trailing_of(input, c.dims), c.weight, c.bias, "input", input);
+  if (c.residual) check_rows(c.op, "residual", *c.residual, "input", input);
+  if (!one_dtype(c)) return mixed_norm_forward(std::move(c));
 
   const DType dtype = *dtype_of(input), stat = accumulate_type(dtype);
   NormOutputs out{allocate(input.sizes(), input, dtype), {}, {}};
@@ -126,9 +148,10 @@ NormGradients norm_backward(NormBackwardCall c) {
                 input.dim() - 1 + extra, " dimensions for ", c.input_name, "'s ", input.dim(), ", got ",
                 c.statistics.dim());
   const Shape shape = trailing_of(input, dims);
-  check_parameters(c.op, input, shape, c.weight, c.bias);
-  check_alike(c.op, "grad", c.grad, c.input_name, input);
-  if (c.grad_sum) check_alike(c.op, "grad_sum", *c.grad_sum, c.input_name, input);
+  check_parameters(c.op, shape, c.weight, c.bias, c.input_name, input);
+  check_rows(c.op, "grad", c.grad, c.input_name, input);
+  if (c.grad_sum) check_rows(c.op, "grad_sum", *c.grad_sum, c.input_name, input);
+  if (!one_dtype(c)) return mixed_norm_backward(std::move(c));
   const DType dtype = *dtype_of(input), stat = accumulate_type(dtype);
   check_statistics(c, statistics_shape(c.norm, input, dims), stat);
 

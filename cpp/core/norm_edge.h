@@ -43,8 +43,8 @@ struct NormBackwardCall {
 };
 NormGradients norm_backward(NormBackwardCall call);
 
-// What torch's rms_norm adds where no eps is given: the step at 1 of the type that it computes in.
-double rms_eps(std::optional<double> eps, const Tensor& input);
+// What torch's rms_norm adds where no eps is given: the step at 1 of the type that it computes in, by what is normalised.
+double rms_eps(std::optional<double> eps, const Tensor& normalized);
 
 inline const Tensor* tensor_or_null(const OptionalTensor& tensor) { return tensor ? &*tensor : nullptr; }
 

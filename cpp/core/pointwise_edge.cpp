@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "host/strides.h"
+
 namespace fastops {
 namespace {
 
@@ -107,8 +109,21 @@ void run_pointwise(const char* op, PointwiseKernels kernels, Tensors outputs, Te
   }
 }
 
+Tensor allocate_elementwise(Tensors inputs, Shape sizes) {
+  const Tensor& first = *inputs.begin();
+  if (std::all_of(inputs.begin(), inputs.end(),
+                  [&](const Tensor& t) { return same_shape(t.sizes(), sizes) && t.is_contiguous(); }))
+    return allocate(sizes, first, *dtype_of(first));
+  View views[kMaxOperands];
+  size_t count = 0;
+  for (const Tensor& t : inputs) views[count++] = {t.sizes(), t.strides()};
+  std::vector<int64_t> strides(sizes.size());
+  elementwise_strides(views, count, sizes, strides.data());
+  return allocate(sizes, Shape(strides.data(), strides.size()), first, *dtype_of(first));
+}
+
 Tensor unary(const char* op, PointwiseKernels kernels, const Tensor& input) {
-  Tensor output = allocate_like(input);
+  Tensor output = allocate_elementwise({input}, input.sizes());
   run_pointwise(op, kernels, {output}, {input});
   return output;
 }

@@ -25,6 +25,9 @@ using Tensors = std::initializer_list<std::reference_wrapper<const Tensor>>;  //
 void run_pointwise(const char* op, PointwiseKernels kernels, Tensors outputs, Tensors inputs,
                    std::array<double, kMaxScalars> scalars = {});
 
+// Uninitialised, for the result of an elementwise op of these inputs, which broadcast to `sizes`; the first one's dtype.
+Tensor allocate_elementwise(Tensors inputs, Shape sizes);
+
 // A tensor's memory, or memory that no tensor describes.
 struct Operand {
   void* data;
@@ -35,7 +38,7 @@ struct Operand {
 // one; the others broadcast to the first. How many remain, or -1 for more than kMaxDims.
 int merge_dims(const Operand* operands, int count, int64_t* sizes, int64_t (*strides)[kMaxDims]);
 
-// y = f(input), dense, in input's layout.
+// y = f(input), in the layout that torch's elementwise ops give it.
 Tensor unary(const char* op, PointwiseKernels kernels, const Tensor& input);
 // grad_input = f(grad, saved) in saved's layout; grad has saved's shape and dtype, any strides.
 Tensor unary_backward(const char* op, PointwiseKernels kernels, const Tensor& grad, const char* saved_name,

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "core/pointwise_edge.h"
+#include "host/strides.h"
 #include "kit/launch.h"
 #include "kit/program.h"
 
@@ -31,37 +32,6 @@ struct Operands {
   int ndim;
   Index index;
 };
-
-// Dense strides in the order that torch's elementwise ops choose: for each two dimensions the first input that walks
-// both of them decides which is the faster.
-void choose_strides(const std::vector<Tensor>& inputs, Layout& layout) {
-  auto compare = [&](size_t a, size_t b) {
-    for (const Tensor& t : inputs) {
-      const int64_t x = stride_of(t, layout, a), y = stride_of(t, layout, b);
-      if (x == 0 || y == 0) continue;
-      if (x != y) return x < y ? -1 : 1;
-      if (layout.sizes[a] > layout.sizes[b]) return 1;
-    }
-    return 0;
-  };
-  size_t order[kMaxRank];  // fastest first
-  for (size_t d = 0; d < layout.ndim; ++d) order[d] = layout.ndim - 1 - d;
-  for (size_t i = 1; i < layout.ndim; ++i) {
-    size_t at = i;
-    for (size_t k = i; k-- > 0;) {
-      const int compared = compare(order[k], order[at]);
-      if (compared < 0) break;
-      if (compared == 0) continue;
-      std::swap(order[k], order[at]);
-      at = k;
-    }
-  }
-  int64_t step = 1;
-  for (size_t k = 0; k < layout.ndim; ++k) {
-    layout.strides[order[k]] = step;
-    step *= std::max<int64_t>(layout.sizes[order[k]], 1);
-  }
-}
 
 // Elements [begin, end) of the merged index space.
 void run_elements(Loop* loop, const Operands& p, const double* scalars, int64_t begin, int64_t end) {
@@ -160,7 +130,9 @@ std::vector<Tensor> run(Call& call) {
   Shape sizes = first.sizes(), strides = first.strides();
   if (!p.contiguous) {
     broadcast(call, layout);
-    choose_strides(call.inputs, layout);
+    View views[kMaxOperands];
+    for (size_t k = 0; k < call.inputs.size(); ++k) views[k] = {call.inputs[k].sizes(), call.inputs[k].strides()};
+    elementwise_strides(views, call.inputs.size(), layout.shape(), layout.strides);
     sizes = layout.shape();
     strides = layout.steps();
   }
@@ -168,7 +140,7 @@ std::vector<Tensor> run(Call& call) {
   Operand operands[kMaxOperands];
   outputs.reserve(call.program.outputs);
   for (int k = 0; k < call.program.outputs; ++k) {
-    outputs.push_back(allocate(sizes, strides, first, call.dtype));
+    outputs.push_back(p.contiguous ? allocate(sizes, first, call.dtype) : allocate(sizes, strides, first, call.dtype));
     operands[p.count] = {outputs[k].mutable_data_ptr(), sizes, strides};
     p.item[p.count++] = size_of(call.dtype);
   }

@@ -64,13 +64,12 @@ bool Call::promote() {
       check_same_device(name(), program.tensors[k].c_str(), t, program.tensors[first - inputs.data()].c_str(), *first);
     }
     const std::optional<DType> known = dtype_of(t);
-    if (!known) return false;
+    if (!known || t.sizes().size() > kMaxRank) return false;
     const bool dims = t.dim() > 0;
     if (!any || (dims && !any_dims)) {
       dtype = *known;
-    } else if (dims == any_dims && *known != dtype) {
-      // f16 and bf16 meet in f32.
-      dtype = std::max({dtype, *known, DType::f32});
+    } else if (dims == any_dims) {
+      dtype = fastops::promote(dtype, *known);
     }
     any = true;
     any_dims |= dims;

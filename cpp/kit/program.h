@@ -12,7 +12,7 @@ namespace fastops::kit {
 // Inputs and outputs. The second derivative by eight tensors has 26; with more, a kernel's arguments would pass 4 KiB.
 constexpr int kMaxOperands = 26;
 constexpr int kMaxScalars = 8;
-constexpr int kMaxRank = 64;  // torch's own limit
+constexpr int kMaxRank = 64;  // more dimensions go to the reference
 
 struct Compiled {
   int64_t dtypes;

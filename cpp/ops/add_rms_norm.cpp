@@ -15,7 +15,7 @@ static NormOutputs forward(const Tensor& input, const Tensor& residual, Optional
                        .weight = std::move(weight),
                        .bias = {},
                        .dims = dims,
-                       .eps = rms_eps(eps, input),
+                       .eps = rms_eps(eps, residual),
                        .weight_offset = weight_offset,
                        .statistics = statistics});
 }

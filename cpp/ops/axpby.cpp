@@ -13,9 +13,7 @@ Tensor axpby(const Tensor& x, const Tensor& y, double alpha, double beta) {
   check_same_kind("axpby", "y", y, "x", x);
   std::vector<int64_t> sizes = broadcast("axpby", "x", x.sizes(), "y", y.sizes());
   Shape shape(sizes.data(), sizes.size());
-  Tensor output = same_shape(x.sizes(), shape)   ? allocate_like(x)
-                  : same_shape(y.sizes(), shape) ? allocate_like(y)
-                                                 : allocate(shape, x, *dtype_of(x));
+  Tensor output = allocate_elementwise({x, y}, shape);
   run_pointwise("axpby", axpby_kernels, {output}, {x, y}, {alpha, beta});
   return output;
 }

@@ -1,5 +1,5 @@
 // relu_mask: relu that also keeps a bit an element, all that its backward reads
-#include "core/torch_edge.h"
+#include "core/pointwise_edge.h"
 #include "kernels/relu.h"
 
 namespace fastops {
@@ -37,7 +37,7 @@ static int64_t mask_bytes(int64_t numel) { return (numel + 7) / 8; }
 // The mask is in the order of the output's memory, which is the input's where that is dense.
 Pair relu_mask(const Tensor& input) {
   if (!kernels_take(input)) return call<Pair>("fastops::relu_mask_reference", input);
-  Tensor output = allocate_like(input), mask = allocate_bytes(mask_bytes(input.numel()), input);
+  Tensor output = allocate_elementwise({input}, input.sizes()), mask = allocate_bytes(mask_bytes(input.numel()), input);
   if (input.numel() == 0) return {std::move(output), std::move(mask)};
   ReluMask a{*dtype_of(input), input.numel(), one_run(input, output), output.mutable_data_ptr(),
              static_cast<uint8_t*>(mask.mutable_data_ptr())};

@@ -7,6 +7,8 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+from ._arguments import type_error
+
 _compiling = torch.compiler.is_dynamo_compiling
 _any_autocast = torch._C._is_any_autocast_enabled
 
@@ -37,8 +39,8 @@ def computes_wide(x: Tensor) -> bool:
     """Whether torch's norms and square compute in float32 here: under CUDA autocast; on CPU they do not."""
     try:
         return x.is_cuda and _enabled("cuda")
-    except AttributeError:
-        raise _type_error(x) from None
+    except AttributeError:  # no Tensor, which the op says
+        return False
 
 
 def single_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -47,13 +49,9 @@ def single_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 
 def _input(x: object) -> Tensor:
     if not isinstance(x, Tensor):
-        raise _type_error(x)
+        raise type_error("fastops", "input", "a Tensor", x)
     return x
 
 
-def _type_error(x: object) -> TypeError:
-    return TypeError(f"[fastops] input must be a Tensor, got {type(x).__name__}")
-
-
 def _castable(t: Tensor | None) -> TypeGuard[Tensor]:
-    return t is not None and t.is_floating_point() and t.dtype != torch.float64
+    return isinstance(t, Tensor) and t.is_floating_point() and t.dtype != torch.float64

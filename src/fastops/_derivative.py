@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+# Of inputs, outputs and needs_input_grad: of each output whether an input that needs a gradient reaches it. None: all.
+Reach = Callable[[tuple[Any, ...], tuple[Any, ...], tuple[bool, ...]], "tuple[bool, ...] | None"]
+
+
+def reach_of(inputs_of_each: Sequence[Container[int]]) -> Reach:
+    """Of each output which inputs it is a function of, by their numbers."""
+
+    def reach(inputs: tuple[Any, ...], outputs: tuple[Any, ...], needed: tuple[bool, ...]) -> tuple[bool, ...]:
+        return tuple([any([need and k in those for k, need in enumerate(needed)]) for those in inputs_of_each])  # noqa: C419 - Dynamo of torch 2.10 traces no generator here
+
+    return reach
+
+
+def mark_constant(
+    ctx: Any, reach: Reach | None, inputs: tuple[Any, ...], outputs: tuple[Any, ...], statistics: tuple[Any, ...] = ()
+) -> None:
+    """Outputs without a gradient: what no input that needs one reaches, integers, and ``statistics``."""
+    reached = reach(inputs, outputs, ctx.needs_input_grad) if reach else None
+    constant = [
+        y
+        for k, y in enumerate(outputs)
+        if not ((reached is None or reached[k]) and (y.is_floating_point() or y.is_complex()))
+    ]
+    constant += statistics
+    if constant:
+        ctx.mark_non_differentiable(*constant)
 
 
 def save_inputs(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
@@ -24,14 +51,19 @@ def backward_of(reference: Callable[..., Any]) -> Callable[..., Any]:
         for k, tensor in zip(ctx.tensors_at, ctx.saved_tensors, strict=True):
             inputs[k] = tensor
         wanted = [k for k in ctx.tensors_at if ctx.needs_input_grad[k]]
+        moving = [k for k, g in enumerate(grads) if g is not None and (g.is_floating_point() or g.is_complex())]
+
+        if not moving:  # torch.compile traces the backward of a mask too
+            return (None,) * len(inputs)
 
         def of_wanted(*values: Any) -> Any:
             for k, value in zip(wanted, values, strict=True):
                 inputs[k] = value
-            return reference(*inputs)
+            outputs = reference(*inputs)
+            return outputs if isinstance(outputs, Tensor) else tuple([outputs[k] for k in moving])
 
         outputs, vjp = torch.func.vjp(of_wanted, *(inputs[k] for k in wanted))  # type: ignore[misc]
-        found = vjp(tuple(grads) if isinstance(outputs, tuple) else grads[0])
+        found = vjp(tuple([grads[k] for k in moving]) if isinstance(outputs, tuple) else grads[0])
         result: list[Any] = [None] * len(inputs)
         for k, gradient in zip(wanted, found, strict=True):
             result[k] = gradient

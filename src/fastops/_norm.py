@@ -13,9 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ._operator import Operator, check_parameter, wide
+from ._arguments import type_error
+from ._derivative import reach_of
+from ._operator import Operator, wide
 
 Formula = Callable[..., Any]
 
@@ -28,9 +31,12 @@ def trailing_dims(op: str, input: Tensor, normalized_shape: Sequence[int]) -> in
             return 1
         if dims and shape[-dims:] == tuple(normalized_shape):
             return dims
-    except TypeError:
-        name = type(normalized_shape).__name__
-        raise TypeError(f"[{op}] normalized_shape must be a sequence of int, got {name}") from None
+    except (AttributeError, RuntimeError, TypeError):
+        if not isinstance(input, Tensor):
+            raise type_error(op, "input", "a Tensor", input) from None
+        if input.is_nested:  # one without a shape
+            return len(normalized_shape)
+        raise type_error(op, "normalized_shape", "a sequence of int", normalized_shape) from None
     if not dims:
         raise RuntimeError(f"[{op}] normalized_shape must have at least 1 dimension, got []")
     raise RuntimeError(f"[{op}] input must end in normalized_shape {list(normalized_shape)}, got shape {list(shape)}")
@@ -46,22 +52,29 @@ def check(
     complex_too: bool = False,
 ) -> None:
     """What the C++ edge checks, for where it is not asked: the plain composition, meta tensors, tracing."""
-    if not (input.is_floating_point() or (complex_too and input.is_complex())):
-        kinds = "floating point or complex" if complex_too else "floating point"
-        raise RuntimeError(f"[{op}] input must be {kinds}, got {input.dtype}")
+    kinds = "floating point or complex" if complex_too else "floating point"
+    for name, x in (("input", input), ("residual", residual), ("weight", weight), ("bias", bias)):
+        if x is not None and not isinstance(x, Tensor):
+            raise type_error(op, name, "a Tensor", x)
+        if x is not None and not (x.is_floating_point() or (complex_too and x.is_complex())):
+            raise RuntimeError(f"[{op}] {name} must be {kinds}, got {x.dtype}")
     if not 1 <= dims <= input.dim():
         raise RuntimeError(f"[{op}] dims must be 1 to input's {input.dim()}, got {dims}")
     shape = list(input.shape[-dims:])
-    for name, parameter in (("weight", weight), ("bias", bias)):
-        if parameter is not None:
-            check_parameter(op, name, parameter, shape, input)
-    if residual is not None:
-        if residual.dtype != input.dtype:
-            raise RuntimeError(f"[{op}] residual must have input's dtype {input.dtype}, got {residual.dtype}")
-        if residual.shape != input.shape:
-            raise RuntimeError(
-                f"[{op}] residual must have input's shape {list(input.shape)}, got {list(residual.shape)}"
-            )
+    for name, x in (("weight", weight), ("bias", bias)):
+        if x is not None and list(x.shape) != shape:
+            raise RuntimeError(f"[{op}] {name} must have shape {shape}, got {list(x.shape)}")
+    if residual is not None and residual.shape != input.shape:
+        raise RuntimeError(f"[{op}] residual must have input's shape {list(input.shape)}, got {list(residual.shape)}")
+
+
+def computed_dtype(*tensors: Tensor | None) -> torch.dtype:
+    """What a norm of these tensors is computed in: their promotion, float32 at least."""
+    dtype = torch.float32
+    for x in tensors:
+        if x is not None:
+            dtype = torch.promote_types(dtype, x.dtype)
+    return dtype
 
 
 def _trailing(dims: int) -> tuple[int, ...]:
@@ -69,8 +82,9 @@ def _trailing(dims: int) -> tuple[int, ...]:
 
 
 def _sum_of_rows(x: Tensor, dims: int) -> Tensor:
-    rows = tuple(range(x.dim() - dims))
-    return (x.sum(rows) if rows else x).contiguous()
+    """A new tensor also of a single row without leading dimensions."""
+    x = x.unsqueeze(0)
+    return x.sum(tuple(range(x.dim() - dims))).contiguous()
 
 
 def _inverse_root(square: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
@@ -93,31 +107,34 @@ def _saved(x: Tensor, dims: int, *statistics: Tensor) -> Tensor:
 
 
 def layer_forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float, like: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Output and statistics: mean, shift and rstd."""
-    centred, *statistics = _layer_statistics(wide(x), _trailing(dims), eps)
+    """Output, of the dtype of ``like``, and statistics: mean, shift and rstd."""
+    computed = computed_dtype(x, like, weight, bias)
+    centred, *statistics = _layer_statistics(x.to(computed), _trailing(dims), eps)
     out = centred * statistics[-1]
     if weight is not None:
         out = out * weight
     if bias is not None:
         out = out + bias
-    return out.to(x.dtype).contiguous(), _saved(x, dims, *statistics)
+    return out.to(like.dtype).contiguous(), _saved(x, dims, *statistics)
 
 
 def rms_forward(
-    x: Tensor, weight: Tensor | None, dims: int, eps: float | None, weight_offset: float
+    x: Tensor, weight: Tensor | None, dims: int, eps: float | None, weight_offset: float, like: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Output and rstd."""
-    rstd = _rms(wide(x), _trailing(dims), eps)
-    out = wide(x) * rstd
+    """Output, of the dtype of ``like``, and rstd."""
+    computed = computed_dtype(x, like, weight)
+    values = x.to(computed)
+    rstd = _inverse_root(values.square(), _trailing(dims), _rms_eps(x, eps))
+    out = values * rstd
     if weight is not None:
-        out = out * (wide(weight) + weight_offset)
-    return out.to(x.dtype).contiguous(), _saved(x, dims, rstd).squeeze(-1)
+        out = out * (weight.to(computed) + weight_offset)
+    return out.to(like.dtype).contiguous(), _saved(x, dims, rstd).squeeze(-1)
 
 
-def _rms(x: Tensor, dims: tuple[int, ...], eps: float | None) -> Tensor:
-    return _inverse_root(x.square(), dims, torch.finfo(x.dtype).eps if eps is None else eps)
+def _rms_eps(x: Tensor, eps: float | None) -> float:
+    return torch.finfo(wide(x).dtype).eps if eps is None else eps
 
 
 def layer_backward(
@@ -134,8 +151,9 @@ def layer_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients for input, weight and bias. The statistics are made again, so that this can be differentiated."""
     trailing = _trailing(dims)
-    centred, *_, rstd = _layer_statistics(wide(x), trailing, eps)
-    g, h = wide(grad), centred * rstd
+    computed = computed_dtype(grad, x, weight, bias)
+    centred, *_, rstd = _layer_statistics(x.to(computed), trailing, eps)
+    g, h = grad.to(computed), centred * rstd
     grad_weight = grad_bias = grad_input = x.new_empty(0)
     if need_weight:
         grad_weight = _sum_of_rows(g * h, dims).to(x.dtype if weight is None else weight.dtype)
@@ -145,7 +163,7 @@ def layer_backward(
         if weight is not None:
             g = g * weight
         mean_gh = (g * h).mean(trailing, keepdim=True)
-        grad_input = _with(grad_sum, rstd * (g - g.mean(trailing, keepdim=True) - h * mean_gh), x)
+        grad_input = _with(grad_sum, rstd * (g - g.mean(trailing, keepdim=True) - h * mean_gh), grad, x)
     return grad_input, grad_weight, grad_bias
 
 
@@ -162,42 +180,77 @@ def rms_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients for input and weight."""
     trailing = _trailing(dims)
-    rstd = _rms(wide(x), trailing, eps)
-    g, h = wide(grad), wide(x) * rstd
+    computed = computed_dtype(grad, x, weight)
+    values = x.to(computed)
+    rstd = _inverse_root(values.square(), trailing, _rms_eps(x, eps))
+    g, h = grad.to(computed), values * rstd
     grad_weight = grad_input = x.new_empty(0)
     if need_weight:
         grad_weight = _sum_of_rows(g * h, dims).to(x.dtype if weight is None else weight.dtype)
     if need_input:
         if weight is not None:
-            g = g * (wide(weight) + weight_offset)
-        grad_input = _with(grad_sum, rstd * (g - h * (g * h).mean(trailing, keepdim=True)), x)
+            g = g * (weight.to(computed) + weight_offset)
+        grad_input = _with(grad_sum, rstd * (g - h * (g * h).mean(trailing, keepdim=True)), grad, x)
     return grad_input, grad_weight
 
 
-def _with(grad_sum: Tensor | None, gradient: Tensor, x: Tensor) -> Tensor:
-    return (gradient if grad_sum is None else gradient + wide(grad_sum)).to(x.dtype).contiguous()
+def _with(grad_sum: Tensor | None, gradient: Tensor, grad: Tensor, x: Tensor) -> Tensor:
+    """Of one dtype, that input's and residual's gradients fit in; autograd rounds it for each."""
+    total = gradient if grad_sum is None else gradient + grad_sum
+    return total.to(torch.promote_types(grad.dtype, x.dtype)).contiguous()
 
 
-def fake_outputs(input: Tensor, dims: int, full: int, statistics: tuple[int, ...] | None) -> Any:
-    """``full`` tensors of input's shape, then the statistics: of this shape for each row, if they are asked for."""
-    outputs = tuple(input.new_empty(input.shape) for _ in range(full))
+def fake_outputs(
+    input: Tensor, residual: Tensor | None, parameters: Sequence[Tensor | None], dims: int, statistics: Any
+) -> Any:
+    """The output, with a residual the sum, and the statistics: of this shape for each row, if they are asked for."""
+    outputs: tuple[Tensor, ...] = (input.new_empty(input.shape),)
+    if residual is not None:
+        outputs += (input.new_empty(input.shape, dtype=residual.dtype),)
     if statistics is not None:
-        stat = torch.float64 if input.dtype == torch.float64 else torch.float32
+        stat = computed_dtype(input, residual, *parameters)
         outputs += (input.new_empty((*input.shape[: input.dim() - dims], *statistics), dtype=stat),)
     return outputs if len(outputs) > 1 else outputs[0]
 
 
 def fake_gradients(
-    x: Tensor, dims: int, parameters: Sequence[Tensor | None], needs: Sequence[bool]
+    grad: Tensor, x: Tensor, dims: int, parameters: Sequence[Tensor | None], needs: Sequence[bool]
 ) -> tuple[Tensor, ...]:
     need_input, *need_parameters = needs
+    rows = torch.promote_types(grad.dtype, x.dtype)
     return (
-        x.new_empty(x.shape if need_input else 0),
+        x.new_empty(x.shape if need_input else 0, dtype=rows),
         *(
             x.new_empty(x.shape[x.dim() - dims :] if need else 0, dtype=x.dtype if like is None else like.dtype)
             for like, need in zip(parameters, need_parameters, strict=True)
         ),
     )
+
+
+def _trailing_sizes(x: Tensor, dims: int) -> list[int]:
+    return [x.size(d) for d in _trailing(dims)]  # a nested tensor may have no shape
+
+
+def layer_native(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, dims: int = 1, eps: float = 1e-5
+) -> Tensor:
+    """torch's own op."""
+    return F.layer_norm(x, _trailing_sizes(x, dims), weight, bias, eps)
+
+
+def rms_native(
+    x: Tensor,
+    weight: Tensor | None = None,
+    dims: int = 1,
+    eps: float | None = None,
+    weight_offset: float = 0.0,
+) -> Tensor:
+    """torch's own op."""
+    if torch.onnx.is_in_onnx_export():  # one of torch's two exporters does not know its own rms_norm
+        return rms_forward(x, weight, dims, eps, weight_offset, x)[0]
+    if weight is not None and weight_offset:
+        weight = weight + weight_offset
+    return F.rms_norm(x, _trailing_sizes(x, dims), weight, eps)
 
 
 def norm_operator(
@@ -206,6 +259,7 @@ def norm_operator(
     fake: Formula,
     backward_reference: Formula,
     fake_backward: Formula,
+    native: Formula,
     *,
     residual: bool,
     parameters: int,
@@ -215,7 +269,7 @@ def norm_operator(
     It has three raw ops. ``name`` returns the output and, with a residual, the sum. ``name_forward``, which has
     ``reference``, returns the statistics behind them. ``name_backward`` takes the incoming gradients of the outputs,
     what was normalised, the statistics, the parameters, which gradients are needed, and the numbers. ``fake`` has one
-    argument more, whether there are statistics.
+    argument more, whether there are statistics. ``native`` is torch's own op for what is normalised.
     """
     lead = outputs = 2 if residual else 1
     end = lead + parameters  # where dims and the numbers begin
@@ -227,6 +281,14 @@ def norm_operator(
     def outputs_alone(*inputs: Any) -> Any:
         results = reference(*inputs)
         return results[:2] if residual else results[0]
+
+    def by_torch(*inputs: Any) -> Any:
+        if any(isinstance(x, Tensor) and x.dtype != inputs[0].dtype for x in inputs):  # of which torch has no kernel
+            return outputs_alone(*inputs)
+        if not residual:
+            return native(*inputs)
+        sum = inputs[0] + inputs[1]
+        return native(sum, *inputs[2:]), sum
 
     def save(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
         if residual and not torch.compiler.is_dynamo_compiling():  # Dynamo does not know it, and has zeros come in
@@ -278,5 +340,7 @@ def norm_operator(
         save=save,
         backward=backward,
         outputs=outputs,
+        reach=reach_of([range(end), range(lead)]) if residual else None,  # the sum is of input and residual alone
+        native=by_torch,
         batch=batch,
     )

@@ -9,6 +9,7 @@ expects of a PyTorch function:
 * forward-mode derivatives, and dtypes without a kernel: the plain reference, which PyTorch differentiates itself. (A
   ``jvp`` rule on the twin gives wrong results when forward mode is nested: only an op whose derivative is not its
   reference's has one, and refuses nesting.)
+* nested and sparse tensors, ``torch.jit.trace``, ONNX: torch's own ops of the same function.
 
 First derivatives come from the declared ``backward``, which calls kernels. What lies beyond, the derivative of a
 backward or a batch that a kernel cannot take, comes from the reference too.
@@ -28,7 +29,8 @@ from torch._functorch import eager_transforms
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import Function, forward_ad
 
-from ._derivative import backward_of, keep_for_forward, save_inputs, transposed
+from ._arguments import check_types
+from ._derivative import Reach, backward_of, keep_for_forward, mark_constant, save_inputs, transposed
 from ._registration import announced, on_one_device
 
 _functorch_active = torch._C._are_functorch_transforms_active
@@ -37,6 +39,8 @@ _grad_enabled = torch.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
 _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _batched = torch._C._functorch.is_legacy_batchedtensor
+_tracing = torch._C._get_tracing_state
+_strided = torch.strided
 
 KERNEL_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 EVERY_DTYPE = frozenset(x for x in vars(torch).values() if isinstance(x, torch.dtype))
@@ -57,7 +61,11 @@ class Differentiable:
         save: ``save(ctx, inputs, outputs)`` keeps what ``backward`` needs; without ``backward``, all inputs are kept.
         backward: ``backward(ctx, *grad_outputs)`` returns a gradient or None for each input. None: derived from the
             reference.
-        outputs: how many outputs are differentiable; those after them are statistics for ``backward``.
+        outputs: how many outputs are differentiable; those after them are statistics for ``backward``. One that is
+            neither floating point nor complex is not, wherever it is.
+        reach: ``reach(inputs, needs_input_grad)`` tells of each output whether an input that needs a gradient reaches
+            it. None: each is reached.
+        native: the same function by torch's own ops, same arguments. Default: the reference.
         forward: the op that returns those statistics too, where this one does not. Default: this one.
         batch: ``batch(size, in_dims, *inputs)`` returns the inputs with the batch as leading dimension, if the raw op
             then treats its elements apart, or None. Without it every batch goes through ``torch.vmap`` of the
@@ -82,6 +90,8 @@ class Differentiable:
         save: Callable[..., None] | None = None,
         backward: Callable[..., Any] | None = None,
         outputs: int = 1,
+        reach: Reach | None = None,
+        native: Callable[..., Any] | None = None,
         forward: Differentiable | None = None,
         batch: Callable[..., Any] | None = None,
         vmap: Callable[..., Any] | None = None,
@@ -95,6 +105,8 @@ class Differentiable:
         self.raw = raw
         self.reference = reference
         self.outputs = outputs
+        self.reach = reach
+        self.native = native or reference
         self.forward = forward or self
         self.batch = batch
         self.vmap = vmap
@@ -112,6 +124,10 @@ class Differentiable:
         self.call = _call_of(self)
 
     def _transformed(self, inputs: tuple[Any, ...]) -> Any:
+        if not _compiling():
+            check_types(self.name, self.raw._schema, inputs)
+            if _tracing() and not self.overrides:  # of the raw op a trace would have no gradient
+                return self.native(*inputs)
         if self.overrides and (_functorch_active() or forward_ad._current_level >= 0):
             if _compiling() or eager_transforms.JVP_NESTING > 1:
                 raise NotImplementedError(
@@ -128,6 +144,12 @@ class Differentiable:
         if _grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
             return self._eager(*_distinct(inputs))
         return self.traced(*inputs)
+
+    def _is_natives(self, x: Tensor) -> bool:
+        """Whether a tensor of a subclass is for torch's own ops: jagged, or on its way into an ONNX graph."""
+        if type(x) is torch.nn.Parameter or self.overrides:
+            return False
+        return x.is_nested or torch.onnx.is_in_onnx_export()
 
     def _of_batched(self, *inputs: Any) -> Any:
         if self.overrides:
@@ -167,29 +189,35 @@ def _call_of(op: Differentiable) -> Callable[..., Any]:
     function = _eager_function(training, training.forward.direct, op.name)
     apply = super(Function, function).apply  # type: ignore[misc]
     function._backward_cls.apply = training.backward  # type: ignore[attr-defined]
-    plain_apply = _eager_function(op, op.forward.raw, op.name).apply if training is not op else None
 
     def call(*inputs: Any) -> Any:
+        first = inputs[0]
         try:
-            plain = inputs[0].dtype not in dtypes
+            plain = first.dtype not in dtypes
         except AttributeError:
-            raise TypeError(f"[{op.name}] expected a Tensor first, got {type(inputs[0]).__name__}") from None
-        if plain or _compiling() or _functorch_active() or forward_ad._current_level >= 0:
+            check_types(op.name, op.raw._schema, inputs)
+            raise
+        if plain or _compiling() or _functorch_active() or forward_ad._current_level >= 0 or _tracing():
             return _public(op._transformed(inputs), outputs)
-        if _grad_enabled():
-            # torch.autograd's own vmap, under which a Function would lose the graph and nothing says that it is wanted.
-            if _batched(inputs[0]):
-                return _public(op._of_batched(*inputs), outputs)
-            if _any_requires_grad(*inputs):
-                if plain_apply and inputs[0].layout is not torch.strided:
-                    return plain_apply(*inputs)
-                for x in inputs:
-                    if type(x) is Tensor and _wrapped(x):  # it outlived its transform
-                        return apply(*unwrap_dead_wrappers(inputs))
-                return apply(*inputs)
+        if type(first) is not Tensor and op._is_natives(first):
+            return _public(op.native(*inputs), outputs)
         try:
+            if _grad_enabled():
+                # torch.autograd's own vmap, under which a Function would lose the graph and nothing says it is wanted.
+                if _batched(first):
+                    return _public(op._of_batched(*inputs), outputs)
+                if _any_requires_grad(*inputs):
+                    if first.layout is not _strided and not op.overrides:
+                        return _public(op.native(*inputs), outputs)
+                    for x in inputs:
+                        if type(x) is Tensor and _wrapped(x):  # it outlived its transform
+                            return apply(*unwrap_dead_wrappers(inputs))
+                    return apply(*inputs)
             result = raw(*inputs)
         except RuntimeError as error:
+            if isinstance(error, NotImplementedError) and first.is_nested and not op.overrides:
+                return _public(op.native(*inputs), outputs)
+            check_types(op.name, op.raw._schema, inputs)
             _raise_typed(error)
             raise
         return result if whole else _public(result, outputs)
@@ -245,7 +273,7 @@ def _raise_typed(error: RuntimeError) -> None:
 
 def _eager_function(op: Differentiable, raw: Callable[..., Any], name: str) -> type[Function]:
     """``name`` is what users see of it: ``grad_fn=<reluBackward>``."""
-    save, outputs = op.save, op.outputs  # no bound method: Dynamo of torch 2.10 cannot hold one
+    save, outputs, reach = op.save, op.outputs, op.reach  # no bound method: Dynamo of torch 2.10 cannot hold one
     whole = len(op.forward.raw._schema.returns) == outputs
 
     def forward(ctx: Any, *inputs: Any) -> Any:
@@ -255,6 +283,10 @@ def _eager_function(op: Differentiable, raw: Callable[..., Any], name: str) -> t
             _raise_typed(error)
             raise
         save(ctx, inputs, result)
+        if outputs > 1:
+            mark_constant(ctx, reach, inputs, result[:outputs])
+        elif reach:
+            mark_constant(ctx, reach, inputs, (result if whole else result[0],))
         return result if whole else result[0] if outputs == 1 else result[:outputs]
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(op.backward)}
@@ -266,8 +298,8 @@ def _twin_function(op: Differentiable) -> type[Function]:
         op.save(ctx, inputs, output)
         if op.overrides and forward_ad._current_level >= 0:
             keep_for_forward(op.save, ctx, inputs, output)
-        if isinstance(output, tuple):
-            ctx.mark_non_differentiable(*output[op.outputs :])
+        several = output if isinstance(output, tuple) else (output,)
+        mark_constant(ctx, op.reach, inputs, several[: op.outputs], several[op.outputs :])
 
     def backward(ctx: Any, *grads: Any) -> Any:
         return op.backward(ctx, *grads[: op.outputs])
@@ -306,7 +338,6 @@ def elementwise(
     backward_reference: Callable[..., Any],
     *,
     keeps: str,
-    fake: Callable[..., Any] = torch.empty_like,
     training: Operator | None = None,
 ) -> Operator:
     """The operator of an elementwise function of one tensor whose backward reads what it ``keeps``: input or output."""
@@ -320,7 +351,10 @@ def elementwise(
     def backward(ctx: Any, grad: Tensor) -> Any:
         return derivative.call(grad, *ctx.saved_tensors)
 
-    return Operator(name, reference, fake, save=save, backward=backward, batch=elementwise_batch, training=training)
+    # On fake tensors torch computes no more of the reference than its result's shape, strides and dtype.
+    return Operator(
+        name, reference, reference, save=save, backward=backward, batch=elementwise_batch, training=training
+    )
 
 
 def wide(x: Tensor) -> Tensor:

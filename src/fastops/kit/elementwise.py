@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._derivative import backward_of, save_inputs
+from .._derivative import Reach, backward_of, reach_of, save_inputs
 from .._operator import Differentiable
 from . import expression
 from .errors import ExpressionError
@@ -120,10 +120,20 @@ def differentiable(program: Pointwise, gradients: Gradients) -> Differentiable:
         save=save,
         backward=backward,
         outputs=program.outputs,
+        reach=_reach(program, gradients.given),
         batch=functools.partial(aligned, count),
         inline=True,
         overrides=gradients.given is not None,
     )
+
+
+def _reach(program: Pointwise, given: Sequence[Node] | None) -> Reach:
+    """An output is a function of the tensors that it names, or in whose given gradients its own is named."""
+    if given is None:
+        named = map(expression.names, program.nodes)
+        return reach_of([{k for k, x in enumerate(program.tensors) if x in names} for names in named])
+    grads = free_names("grad", program.outputs, program.tensors + program.scalars)
+    return reach_of([{k for k, node in enumerate(given) if grad in expression.names(node)} for grad in grads])
 
 
 def aligned(count: int, size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, ...]:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from .. import _autocast
 from .._autocast import lower_precision, single_precision
-from .._derivative import backward_of
+from .._derivative import Reach, backward_of
 from .._operator import EVERY_DTYPE, Differentiable, elementwise_batch
 from .content import content_of
 from .errors import KitError
+from .reach import by_backward, by_reference
 from .schema import Schema
 
 Function = Callable[..., Any]
@@ -126,6 +127,7 @@ class Op:
             save=save,
             backward=backward,
             outputs=len(schema.outputs),
+            reach=_reach(schema, self._outputs, save, backward, parts.reference),
             batch=elementwise_batch if parts.vmap == "elementwise" else None,
             vmap=self._one_by_one if not (parts.vmap or given) else parts.vmap if callable(parts.vmap) else None,
             dtypes=EVERY_DTYPE,
@@ -300,6 +302,16 @@ def _without_reference(name: str) -> Function:
         raise KitError(f"[{name}] forward mode, and torch.func inside torch.compile, need kit.op(..., reference=...)")
 
     return refuse
+
+
+def _reach(
+    schema: Schema, public: int, save: Function | None, backward: Function | None, reference: Function | None
+) -> Reach | None:
+    if len(schema.outputs) == 1:
+        return None
+    if save and backward:
+        return by_backward(save, backward, public)
+    return by_reference(reference) if reference else None
 
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None: ...

@@ -35,7 +35,7 @@ class Pointwise(Program):
     def fake(self, *inputs: Any) -> Any:
         tensors = inputs[: len(self.tensors)]
         shape = torch.broadcast_shapes(*(t.shape for t in tensors))
-        strides = compute_elementwise_output_strides(*(t.expand(shape) for t in tensors))
+        strides = _strides(shape, tensors)
         dtype = promoted(tensors)
         outputs = tuple(tensors[0].new_empty_strided(shape, strides, dtype=dtype) for _ in self.nodes)
         return outputs[0] if len(outputs) == 1 else outputs
@@ -50,6 +50,15 @@ class Pointwise(Program):
 
     def _function(self) -> source.Function:
         return source.Function("compute", self.tensors, self.scalars, self.nodes)
+
+
+def _strides(shape: torch.Size, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Those of the result, as the kernels' host code has them (cpp/host/strides.h)."""
+    if all(t.shape == shape for t in tensors):
+        for layout in (torch.contiguous_format, torch.channels_last)[: 2 if len(shape) == 4 else 1]:
+            if all(t.is_contiguous(memory_format=layout) for t in tensors):
+                return torch.empty(shape, device="meta", memory_format=layout).stride()
+    return compute_elementwise_output_strides(*(t.expand(shape) for t in tensors))
 
 
 def _fresh(y: Tensor, shape: torch.Size, tensors: Sequence[Tensor]) -> Tensor:

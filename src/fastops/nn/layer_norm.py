@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops.layer_norm import layer_norm
@@ -31,4 +32,7 @@ class LayerNorm(torch.nn.LayerNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        if torch.jit.is_scripting():
+            return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        else:
+            return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)

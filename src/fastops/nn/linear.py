@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Optional, cast
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops.linear import check_activation, linear
+
+
+def _activated(u: Tensor, activation: Optional[str]) -> Tensor:  # noqa: UP045 - TorchScript of torch 2.10
+    """The activation by torch's own ops, for TorchScript."""
+    if activation is None:
+        return u
+    if activation == "relu":
+        return F.relu(u)
+    if activation == "sigmoid":
+        return torch.sigmoid(u)
+    if activation == "silu":
+        return F.silu(u)
+    return F.gelu(u, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 class Linear(torch.nn.Linear):
@@ -31,6 +47,9 @@ class Linear(torch.nn.Linear):
         torch.Size([128, 30])
     """
 
+    # Of a torch.nn.Linear that became one of these. TorchScript reads no annotation of a class that is text.
+    activation = cast("str | None", None)
+
     def __init__(
         self,
         in_features: int,
@@ -45,7 +64,10 @@ class Linear(torch.nn.Linear):
         self.activation = activation
 
     def forward(self, input: Tensor) -> Tensor:
-        return linear(input, self.weight, self.bias, self.activation)
+        if torch.jit.is_scripting():
+            return _activated(F.linear(input, self.weight, self.bias), self.activation)
+        else:
+            return linear(input, self.weight, self.bias, self.activation)
 
     def extra_repr(self) -> str:
         return super().extra_repr() + ("" if self.activation is None else f", activation={self.activation!r}")

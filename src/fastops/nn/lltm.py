@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import math
+from typing import Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops.lltm import lltm
+
+
+def _by_torch(
+    input: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    state: Optional[tuple[Tensor, Tensor]],  # noqa: UP045 - TorchScript
+) -> tuple[Tensor, Tensor]:
+    """A step by torch's own ops, for TorchScript."""
+    if state is None:
+        zeros = input.new_zeros([input.shape[0], weights.shape[0] // 3])
+        state = (zeros, zeros)
+    h, c = state
+    gate_in, gate_out, candidate = F.linear(torch.cat([h, input], 1), weights, bias).chunk(3, 1)
+    new_cell = c + F.elu(candidate) * torch.sigmoid(gate_in)
+    return torch.tanh(new_cell) * torch.sigmoid(gate_out), new_cell
 
 
 class LLTM(torch.nn.Module):
@@ -54,11 +72,14 @@ class LLTM(torch.nn.Module):
         for parameter in self.parameters():
             torch.nn.init.uniform_(parameter, -bound, bound)
 
-    def forward(self, input: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        if state is None:
-            zeros = input.new_zeros(*input.shape[:1], self.state_size)
-            state = zeros, zeros
-        return lltm(input, self.weights, self.bias, *state)
+    def forward(self, input: Tensor, state: Optional[tuple[Tensor, Tensor]] = None) -> tuple[Tensor, Tensor]:  # noqa: UP045 - TorchScript
+        if torch.jit.is_scripting():
+            return _by_torch(input, self.weights, self.bias, state)
+        else:
+            if state is None:
+                zeros = input.new_zeros(input.shape[:1] + (self.state_size,))  # noqa: RUF005 - torch.fx takes no *
+                state = zeros, zeros
+            return lltm(input, self.weights, self.bias, state[0], state[1])
 
     def extra_repr(self) -> str:
         return f"{self.input_features}, {self.state_size}"

@@ -29,4 +29,7 @@ class ReLU(torch.nn.ReLU):
         super().__init__()
 
     def forward(self, input: Tensor) -> Tensor:
-        return relu(input)
+        if torch.jit.is_scripting():
+            return torch.relu(input)
+        else:
+            return relu(input)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops.rms_norm import rms_norm
@@ -30,6 +31,9 @@ class RMSNorm(torch.nn.RMSNorm):
         torch.Size([8, 512, 768])
     """
 
+    # Of a torch.nn.RMSNorm that became one of these. TorchScript reads no annotation of a class that is text.
+    weight_offset = 0.0
+
     def __init__(
         self,
         normalized_shape: int | list[int] | torch.Size,
@@ -47,7 +51,13 @@ class RMSNorm(torch.nn.RMSNorm):
             torch.nn.init.constant_(self.weight, 1.0 - self.weight_offset)
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.normalized_shape, self.weight, self.eps, weight_offset=self.weight_offset)
+        if torch.jit.is_scripting():
+            weight = self.weight
+            if weight is not None and self.weight_offset != 0.0:
+                weight = weight + self.weight_offset
+            return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+        else:
+            return rms_norm(x, self.normalized_shape, self.weight, self.eps, weight_offset=self.weight_offset)
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (f", weight_offset={self.weight_offset}" if self.weight_offset else "")

@@ -21,4 +21,7 @@ class Sigmoid(torch.nn.Sigmoid):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        return sigmoid(input)
+        if torch.jit.is_scripting():
+            return torch.sigmoid(input)
+        else:
+            return sigmoid(input)

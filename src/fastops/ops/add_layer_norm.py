@@ -6,9 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._autocast import computes_wide, single_precision
-from .._norm import check, fake_gradients, fake_outputs, layer_backward, layer_forward, norm_operator, trailing_dims
+from .._norm import (
+    check,
+    fake_gradients,
+    fake_outputs,
+    layer_backward,
+    layer_forward,
+    layer_native,
+    norm_operator,
+    trailing_dims,
+)
 
 Pair = tuple[Tensor, Tensor]
 Triple = tuple[Tensor, Tensor, Tensor]
@@ -24,8 +34,8 @@ def add_layer_norm_reference(
 ) -> Triple:
     """The op in plain PyTorch: output, sum and statistics (mean, shift, rstd)."""
     check("add_layer_norm", input, dims, weight, bias, residual)
-    sum = (input + residual).contiguous()
-    output, statistics = layer_forward(sum, weight, bias, dims, eps)
+    sum = (input + residual).to(residual.dtype).contiguous()
+    output, statistics = layer_forward(sum, weight, bias, dims, eps, input)
     return output, sum, statistics
 
 
@@ -56,7 +66,7 @@ def _fake(
     *numbers: Any,
 ) -> Any:
     check("add_layer_norm", input, dims, weight, bias, residual)
-    return fake_outputs(input, dims, full=2, statistics=(3,) if statistics else None)
+    return fake_outputs(input, residual, (weight, bias), dims, (3,) if statistics else None)
 
 
 def _fake_backward(
@@ -72,7 +82,7 @@ def _fake_backward(
     *numbers: Any,
 ) -> tuple[Tensor, ...]:
     dims = sum.dim() - statistics.dim() + 1
-    return fake_gradients(sum, dims, (weight, bias), (need_input, need_weight, need_bias))
+    return fake_gradients(grad, sum, dims, (weight, bias), (need_input, need_weight, need_bias))
 
 
 _op = norm_operator(
@@ -81,6 +91,7 @@ _op = norm_operator(
     _fake,
     add_layer_norm_backward_reference,
     _fake_backward,
+    layer_native,
     residual=True,
     parameters=2,
 )
@@ -125,6 +136,9 @@ def add_layer_norm(
 
     Under CUDA autocast it computes in and returns float32, as :func:`torch.nn.functional.layer_norm` does.
     """
+    if has_torch_function_variadic(input, residual, weight, bias):
+        tensors = input, residual, weight, bias
+        return handle_torch_function(add_layer_norm, tensors, input, residual, normalized_shape, weight, bias, eps)
     if computes_wide(input):
         input, residual, weight, bias = single_precision(input, residual, weight, bias)  # type: ignore[assignment]
     dims = trailing_dims("add_layer_norm", input, normalized_shape)

@@ -6,9 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._autocast import computes_wide, single_precision
-from .._norm import check, fake_gradients, fake_outputs, norm_operator, rms_backward, rms_forward, trailing_dims
+from .._norm import (
+    check,
+    fake_gradients,
+    fake_outputs,
+    norm_operator,
+    rms_backward,
+    rms_forward,
+    rms_native,
+    trailing_dims,
+)
 
 Pair = tuple[Tensor, Tensor]
 
@@ -23,8 +33,8 @@ def add_rms_norm_reference(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The op in plain PyTorch: output, sum and rstd, one over the root mean square."""
     check("add_rms_norm", input, dims, weight, residual=residual, complex_too=True)
-    sum = (input + residual).contiguous()
-    output, rstd = rms_forward(sum, weight, dims, eps, weight_offset)
+    sum = (input + residual).to(residual.dtype).contiguous()
+    output, rstd = rms_forward(sum, weight, dims, eps, weight_offset, input)
     return output, sum, rstd
 
 
@@ -53,7 +63,7 @@ def _fake(
     *numbers: Any,
 ) -> Any:
     check("add_rms_norm", input, dims, weight, residual=residual, complex_too=True)
-    return fake_outputs(input, dims, full=2, statistics=() if statistics else None)
+    return fake_outputs(input, residual, (weight,), dims, () if statistics else None)
 
 
 def _fake_backward(
@@ -66,7 +76,7 @@ def _fake_backward(
     need_weight: bool = True,
     *numbers: Any,
 ) -> tuple[Tensor, ...]:
-    return fake_gradients(sum, sum.dim() - rstd.dim(), (weight,), (need_input, need_weight))
+    return fake_gradients(grad, sum, sum.dim() - rstd.dim(), (weight,), (need_input, need_weight))
 
 
 _op = norm_operator(
@@ -75,6 +85,7 @@ _op = norm_operator(
     _fake,
     add_rms_norm_backward_reference,
     _fake_backward,
+    rms_native,
     residual=True,
     parameters=1,
 )
@@ -120,6 +131,11 @@ def add_rms_norm(
 
     Under CUDA autocast it computes in and returns float32, as :func:`torch.nn.functional.rms_norm` does.
     """
+    if has_torch_function_variadic(input, residual, weight):
+        tensors = input, residual, weight
+        return handle_torch_function(
+            add_rms_norm, tensors, input, residual, normalized_shape, weight, eps, weight_offset=weight_offset
+        )
     if computes_wide(input):
         input, residual, weight = single_precision(input, residual, weight)  # type: ignore[assignment]
     dims = trailing_dims("add_rms_norm", input, normalized_shape)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._operator import Operator, elementwise_batch, wide
 
@@ -21,12 +22,8 @@ def axpby_backward_reference(grad: Tensor, alpha: float, beta: float) -> tuple[T
 
 
 def _fake(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
-    shape = torch.broadcast_shapes(x.shape, y.shape)
-    dtype = x.dtype if x.is_floating_point() or x.is_complex() else torch.get_default_dtype()
-    for like in (x, y):
-        if like.shape == shape:
-            return torch.empty_like(like, dtype=dtype)
-    return x.new_empty(shape, dtype=dtype)
+    sum = torch.add(x, y)  # which torch gives the strides of an elementwise op
+    return sum if sum.is_floating_point() or sum.is_complex() else sum.to(torch.get_default_dtype())
 
 
 def _batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, ...]:
@@ -93,6 +90,8 @@ def axpby(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor
         RuntimeError: shapes that do not broadcast, or tensors on different devices.
         TypeError: x or y is no tensor, or alpha or beta is one.
     """
+    if has_torch_function_variadic(x, y):
+        return handle_torch_function(axpby, (x, y), x, y, alpha, beta)
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         raise TypeError(f"[axpby] x and y must be Tensors, got {type(x).__name__} and {type(y).__name__}")
     if isinstance(alpha, Tensor) or isinstance(beta, Tensor):

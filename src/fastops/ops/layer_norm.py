@@ -6,9 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._autocast import computes_wide, single_precision
-from .._norm import check, fake_gradients, fake_outputs, layer_backward, layer_forward, norm_operator, trailing_dims
+from .._norm import (
+    check,
+    fake_gradients,
+    fake_outputs,
+    layer_backward,
+    layer_forward,
+    layer_native,
+    norm_operator,
+    trailing_dims,
+)
 
 Pair = tuple[Tensor, Tensor]
 Triple = tuple[Tensor, Tensor, Tensor]
@@ -23,7 +33,7 @@ def layer_norm_reference(
 ) -> Pair:
     """The op in plain PyTorch: output and statistics (mean, shift, rstd)."""
     check("layer_norm", input, dims, weight, bias)
-    return layer_forward(input, weight, bias, dims, eps)
+    return layer_forward(input, weight, bias, dims, eps, input)
 
 
 def layer_norm_backward_reference(
@@ -51,7 +61,7 @@ def _fake(
     *numbers: Any,
 ) -> Any:
     check("layer_norm", input, dims, weight, bias)
-    return fake_outputs(input, dims, full=1, statistics=(3,) if statistics else None)
+    return fake_outputs(input, None, (weight, bias), dims, (3,) if statistics else None)
 
 
 def _fake_backward(
@@ -66,7 +76,7 @@ def _fake_backward(
     *numbers: Any,
 ) -> tuple[Tensor, ...]:
     dims = input.dim() - statistics.dim() + 1
-    return fake_gradients(input, dims, (weight, bias), (need_input, need_weight, need_bias))
+    return fake_gradients(grad, input, dims, (weight, bias), (need_input, need_weight, need_bias))
 
 
 _op = norm_operator(
@@ -75,6 +85,7 @@ _op = norm_operator(
     _fake,
     layer_norm_backward_reference,
     _fake_backward,
+    layer_native,
     residual=False,
     parameters=2,
 )
@@ -120,6 +131,8 @@ def layer_norm(
 
     Same as :func:`torch.nn.functional.layer_norm`; under CUDA autocast it likewise computes in and returns float32.
     """
+    if has_torch_function_variadic(input, weight, bias):
+        return handle_torch_function(layer_norm, (input, weight, bias), input, normalized_shape, weight, bias, eps)
     if computes_wide(input):
         input, weight, bias = single_precision(input, weight, bias)  # type: ignore[assignment]
     dims = trailing_dims("layer_norm", input, normalized_shape)

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from .._arguments import check_tensors
 from .._autocast import lower_precision
 from .._operator import Operator, wide
 
@@ -169,6 +171,10 @@ def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: 
 
     From the tutorial "Custom C++ and CUDA Extensions" (P. Goldsborough), whose CUDA version loses digits in float64.
     """
+    if has_torch_function_variadic(input, weights, bias, old_h, old_cell):
+        given = input, weights, bias, old_h, old_cell
+        return handle_torch_function(lltm, given, *given)
+    check_tensors("lltm", input=input, weights=weights, bias=bias, old_h=old_h, old_cell=old_cell)
     input, weights, bias, old_h, old_cell = lower_precision(input, weights, bias, old_h, old_cell)  # type: ignore[assignment]
     _check(input, weights, bias, old_h, old_cell)
     if _takes_few(input, weights):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .._operator import Operator, elementwise
 
@@ -64,7 +65,7 @@ def _backward(ctx: Any, grad: Tensor, *statistics: Any) -> Any:
 _mask = Operator(
     "relu_mask",
     relu_mask_reference,
-    lambda input: (torch.empty_like(input), input.new_empty((input.numel() + 7) // 8, dtype=torch.uint8)),
+    lambda input: (torch.relu(input), input.new_empty((input.numel() + 7) // 8, dtype=torch.uint8)),
     save=_save,
     backward=_backward,
 )
@@ -90,4 +91,6 @@ def relu(input: Tensor) -> Tensor:
 
     Same as :func:`torch.nn.functional.relu` without its ``inplace``; nothing of the caller's is ever overwritten.
     """
+    if has_torch_function_unary(input):
+        return handle_torch_function(relu, (input,), input)
     return _op.call(input)

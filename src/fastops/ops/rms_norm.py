@@ -6,9 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._autocast import computes_wide, single_precision
-from .._norm import check, fake_gradients, fake_outputs, norm_operator, rms_backward, rms_forward, trailing_dims
+from .._norm import (
+    check,
+    fake_gradients,
+    fake_outputs,
+    norm_operator,
+    rms_backward,
+    rms_forward,
+    rms_native,
+    trailing_dims,
+)
 
 Pair = tuple[Tensor, Tensor]
 
@@ -22,7 +32,7 @@ def rms_norm_reference(
 ) -> Pair:
     """The op in plain PyTorch: output and rstd, one over the root mean square."""
     check("rms_norm", input, dims, weight, complex_too=True)
-    return rms_forward(input, weight, dims, eps, weight_offset)
+    return rms_forward(input, weight, dims, eps, weight_offset, input)
 
 
 def rms_norm_backward_reference(
@@ -48,7 +58,7 @@ def _fake(
     *numbers: Any,
 ) -> Any:
     check("rms_norm", input, dims, weight, complex_too=True)
-    return fake_outputs(input, dims, full=1, statistics=() if statistics else None)
+    return fake_outputs(input, None, (weight,), dims, () if statistics else None)
 
 
 def _fake_backward(
@@ -60,7 +70,7 @@ def _fake_backward(
     need_weight: bool = True,
     *numbers: Any,
 ) -> tuple[Tensor, ...]:
-    return fake_gradients(input, input.dim() - rstd.dim(), (weight,), (need_input, need_weight))
+    return fake_gradients(grad, input, input.dim() - rstd.dim(), (weight,), (need_input, need_weight))
 
 
 _op = norm_operator(
@@ -69,6 +79,7 @@ _op = norm_operator(
     _fake,
     rms_norm_backward_reference,
     _fake_backward,
+    rms_native,
     residual=False,
     parameters=1,
 )
@@ -112,6 +123,12 @@ def rms_norm(
     Without ``weight_offset`` the same as :func:`torch.nn.functional.rms_norm`; under CUDA autocast it likewise computes
     in and returns float32.
     """
+    # torch's jagged tensors know an rms_norm by its name alone, and one without an offset.
+    if has_torch_function_variadic(input, weight) and not (isinstance(input, Tensor) and input.is_nested):
+        tensors = input, weight
+        return handle_torch_function(
+            rms_norm, tensors, input, normalized_shape, weight, eps, weight_offset=weight_offset
+        )
     if computes_wide(input):
         input, weight = single_precision(input, weight)  # type: ignore[assignment]
     dims = trailing_dims("rms_norm", input, normalized_shape)

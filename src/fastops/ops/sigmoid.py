@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .._operator import elementwise, wide
 
@@ -17,12 +18,7 @@ def sigmoid_backward_reference(grad: Tensor, output: Tensor) -> Tensor:
     return (y * (1 - y) * wide(grad)).to(output.dtype)
 
 
-def _fake(input: Tensor) -> Tensor:
-    dtype = input.dtype if input.is_floating_point() or input.is_complex() else torch.get_default_dtype()
-    return torch.empty_like(input, dtype=dtype)
-
-
-_op = elementwise("sigmoid", sigmoid_reference, sigmoid_backward_reference, keeps="output", fake=_fake)
+_op = elementwise("sigmoid", sigmoid_reference, sigmoid_backward_reference, keeps="output")
 
 
 def sigmoid(input: Tensor) -> Tensor:
@@ -39,4 +35,6 @@ def sigmoid(input: Tensor) -> Tensor:
 
     Same as :func:`torch.sigmoid`.
     """
+    if has_torch_function_unary(input):
+        return handle_torch_function(sigmoid, (input,), input)
     return _op.call(input)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from .._autocast import computes_wide, single_precision
 from .._operator import elementwise, wide
@@ -35,6 +36,8 @@ def square(input: Tensor) -> Tensor:
 
     Same as :func:`torch.square`; under CUDA autocast it likewise computes in and returns float32.
     """
+    if has_torch_function_unary(input):
+        return handle_torch_function(square, (input,), input)
     if computes_wide(input):
         (input,) = single_precision(input)  # type: ignore[assignment]
     return _op.call(input)

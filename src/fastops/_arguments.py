@@ -1,0 +1,42 @@
+"""What is wrong with the arguments of a call that failed: the types that torch's dispatcher names without our op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Number
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_NUMBERS = (Number, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+# By a schema's type: what it takes, in words and as Python types.
+_KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "Tensor": ("a Tensor", (Tensor,)),
+    "Optional[Tensor]": ("a Tensor or None", (Tensor, type(None))),
+    "float": ("a number", _NUMBERS),
+    "Optional[float]": ("a number or None", (*_NUMBERS, type(None))),
+    "int": ("an integer", (int, torch.SymInt)),
+    "bool": ("a bool", (bool, torch.SymBool)),
+    "str": ("a str", (str,)),
+}
+
+
+def check_types(op: str, schema: Any, inputs: Sequence[Any]) -> None:
+    """TypeError for the first of ``inputs``, in the order of ``schema``'s arguments, that is of another type."""
+    for argument, value in zip(schema.arguments, inputs, strict=False):
+        expected, types = _KINDS.get(str(argument.type), ("", (object,)))
+        if not isinstance(value, types):
+            raise type_error(op, argument.name, expected, value)
+
+
+def check_tensors(op: str, **tensors: Any) -> None:
+    """TypeError for the first that is no Tensor."""
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise type_error(op, name, "a Tensor", value)
+
+
+def type_error(op: str, name: str, expected: str, value: Any) -> TypeError:
+    return TypeError(f"[{op}] {name} must be {expected}, got {type(value).__name__}")
