@@ -60,12 +60,8 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: fastops.layer_norm(r(3, 4), (4,), r(5)), "[layer_norm] weight must have shape [4], got [5]"),
     (lambda: fastops.layer_norm(r(3, 4), (4,), None, r(4, 1)), "[layer_norm] bias must have shape [4], got [4, 1]"),
     (
-        lambda: fastops.layer_norm(r(3, 4), (4,), r(4, dtype=torch.float64)),
-        "[layer_norm] weight must have input's dtype torch.float32, got torch.float64",
-    ),
-    (
-        lambda: fastops.layer_norm(r(3, 4, dtype=torch.float16), (4,), r(4, dtype=torch.bfloat16)),
-        "[layer_norm] weight must have input's dtype torch.float16 or torch.float32, got torch.bfloat16",
+        lambda: fastops.layer_norm(r(3, 4), (4,), torch.ones(4, dtype=torch.int64)),
+        "[layer_norm] weight must be float16, bfloat16, float32 or float64, got Long",
     ),
     (
         lambda: raw.layer_norm_backward(r(3, 4), r(3, 4), r(3, 1), None, None, True, False, False),
@@ -95,8 +91,8 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
         "[rms_norm] input must end in normalized_shape [3], got shape [3, 4]",
     ),
     (
-        lambda: fastops.rms_norm(r(3, 4), (4,), r(4, dtype=torch.float64), weight_offset=1.0),
-        "[rms_norm] weight must have input's dtype torch.float32, got torch.float64",
+        lambda: fastops.rms_norm(r(3, 4), (4,), torch.ones(4, dtype=torch.bool), weight_offset=1.0),
+        "[rms_norm] weight must be float16, bfloat16, float32 or float64, got Bool",
     ),
     (
         lambda: fastops.rms_norm(torch.ones(3, 4, dtype=torch.int64), (4,)),
@@ -107,8 +103,8 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
         "[add_rms_norm] residual must have input's shape [3, 4], got [4]",
     ),
     (
-        lambda: fastops.add_rms_norm(r(3, 4), r(3, 4, dtype=torch.float16), (4,)),
-        "[add_rms_norm] residual must have input's dtype torch.float32, got torch.float16",
+        lambda: fastops.add_rms_norm(r(3, 4), torch.ones(3, 4, dtype=torch.int32), (4,)),
+        "[add_rms_norm] residual must be float16, bfloat16, float32 or float64, got Int",
     ),
     (
         lambda: fastops.add_layer_norm(r(3, 4), r(3, 5), (4,)),

@@ -109,7 +109,7 @@ def add_layer_norm(
 
     .. math:: s = x + r, \quad y = \frac{s - \mathrm{E}[s]}{\sqrt{\mathrm{Var}[s] + \epsilon}} \cdot w + b
 
-    :math:`s` is rounded to the dtype, and what is normalised is the rounded sum: ``output`` has the bits of
+    :math:`s` is rounded to ``residual``'s dtype, and what is normalised is the rounded sum: ``output`` has the bits of
     :func:`fastops.layer_norm` of it. Backward folds both incoming gradients into one pass. With :math:`h` the
     normalised sum and :math:`g = w\,\partial L/\partial y`,
 
@@ -122,17 +122,21 @@ def add_layer_norm(
     Args:
         input: ``[*, *normalized_shape]``, any strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our
             kernels; other dtypes and devices the plain composition.
-        residual: of ``input``'s shape and dtype, any strides.
+        residual: of ``input``'s shape, any strides and floating dtype.
         normalized_shape: sizes of the trailing dimensions to normalise over, at least one.
-        weight: ``normalized_shape``, of ``input``'s dtype, or float32 beside a half-precision input. None: 1.
+        weight: ``normalized_shape``, any floating dtype. None: 1.
         bias: likewise. None: 0.
         eps: added to the variance, in the units of ``input`` squared.
 
     Returns:
-        ``(output, input + residual)``, new tensors of ``input``'s shape and dtype.
+        ``(output, input + residual)``, new tensors of ``input``'s shape, of ``input``'s dtype and of ``residual``'s.
 
     Raises:
+        TypeError: an argument of another type.
         RuntimeError: shapes, dtypes or devices that do not fit.
+
+    Tensors of different dtypes are computed in float32, in float64 where one is that, and each gradient has its own
+    tensor's dtype. Kernels take rows of one dtype, with parameters of that or float32; others are converted first.
 
     Under CUDA autocast it computes in and returns float32, as :func:`torch.nn.functional.layer_norm` does.
     """

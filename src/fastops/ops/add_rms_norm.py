@@ -104,7 +104,7 @@ def add_rms_norm(
 
     .. math:: s = x + r, \quad y = \frac{s}{\sqrt{\mathrm{E}[s^2] + \epsilon}} \cdot (w + o)
 
-    :math:`s` is rounded to the dtype, and what is normalised is the rounded sum: ``output`` has the bits of
+    :math:`s` is rounded to ``residual``'s dtype, and what is normalised is the rounded sum: ``output`` has the bits of
     :func:`fastops.rms_norm` of it. Backward folds both incoming gradients into one pass. With :math:`h` the normalised
     sum and :math:`g = (w + o)\,\partial L/\partial y`,
 
@@ -116,18 +116,22 @@ def add_rms_norm(
     Args:
         input: ``[*, *normalized_shape]``, any strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our
             kernels; other dtypes and devices the plain composition.
-        residual: of ``input``'s shape and dtype, any strides.
+        residual: of ``input``'s shape, any strides and floating dtype.
         normalized_shape: sizes of the trailing dimensions to normalise over, at least one.
-        weight: ``normalized_shape``, of ``input``'s dtype, or float32 beside a half-precision input. None: no factor.
+        weight: ``normalized_shape``, any floating dtype. None: no factor.
         eps: added to the mean square, in the units of ``input`` squared. None: the step at 1 of the type that is
             computed in, 2^-23, or 2^-52 for float64.
         weight_offset: :math:`o`, added to ``weight`` where there is one; 1.0 for weights kept around zero, as Gemma's.
 
     Returns:
-        ``(output, input + residual)``, new tensors of ``input``'s shape and dtype.
+        ``(output, input + residual)``, new tensors of ``input``'s shape, of ``input``'s dtype and of ``residual``'s.
 
     Raises:
+        TypeError: an argument of another type.
         RuntimeError: shapes, dtypes or devices that do not fit.
+
+    Tensors of different dtypes are computed in float32, in float64 where one is that, and each gradient has its own
+    tensor's dtype. Kernels take rows of one dtype, with parameters of that or float32; others are converted first.
 
     Under CUDA autocast it computes in and returns float32, as :func:`torch.nn.functional.rms_norm` does.
     """

@@ -119,7 +119,7 @@ def layer_norm(
         input: ``[*, *normalized_shape]``, any strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our
             kernels; other dtypes and devices the plain composition.
         normalized_shape: sizes of the trailing dimensions to normalise over, at least one.
-        weight: ``normalized_shape``, of ``input``'s dtype, or float32 beside a half-precision input. None: 1.
+        weight: ``normalized_shape``, any floating dtype. None: 1.
         bias: likewise. None: 0.
         eps: added to the variance, in the units of ``input`` squared.
 
@@ -127,7 +127,11 @@ def layer_norm(
         A new tensor of ``input``'s shape and dtype.
 
     Raises:
+        TypeError: an argument of another type.
         RuntimeError: shapes, dtypes or devices that do not fit.
+
+    Tensors of different dtypes are computed in float32, in float64 where one is that, and each gradient has its own
+    tensor's dtype. Kernels take rows of one dtype, with parameters of that or float32; others are converted first.
 
     Same as :func:`torch.nn.functional.layer_norm`; under CUDA autocast it likewise computes in and returns float32.
     """

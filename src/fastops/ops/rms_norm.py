@@ -109,7 +109,7 @@ def rms_norm(
         input: ``[*, *normalized_shape]``, any strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our
             kernels; other dtypes and devices the plain composition.
         normalized_shape: sizes of the trailing dimensions to normalise over, at least one.
-        weight: ``normalized_shape``, of ``input``'s dtype, or float32 beside a half-precision input. None: no factor.
+        weight: ``normalized_shape``, any floating dtype. None: no factor.
         eps: added to the mean square, in the units of ``input`` squared. None: the step at 1 of the type that is
             computed in, 2^-23, or 2^-52 for float64.
         weight_offset: :math:`o`, added to ``weight`` where there is one; 1.0 for weights kept around zero, as Gemma's.
@@ -118,7 +118,11 @@ def rms_norm(
         A new tensor of ``input``'s shape and dtype.
 
     Raises:
+        TypeError: an argument of another type.
         RuntimeError: shapes, dtypes or devices that do not fit.
+
+    Tensors of different dtypes are computed in float32, in float64 where one is that, and each gradient has its own
+    tensor's dtype. Kernels take rows of one dtype, with parameters of that or float32; others are converted first.
 
     Without ``weight_offset`` the same as :func:`torch.nn.functional.rms_norm`; under CUDA autocast it likewise computes
     in and returns float32.

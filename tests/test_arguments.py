@@ -1,0 +1,84 @@
+"""Arguments of another type: TypeError that names op and argument, for every parameter of every op, on every way."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fastops
+
+X = torch.randn(3, 8)
+# Arguments that are right. Those that are left out are tried too.
+RIGHT: dict[str, dict[str, Any]] = {
+    "add_layer_norm": {"input": X, "residual": X, "normalized_shape": (8,)},
+    "add_rms_norm": {"input": X, "residual": X, "normalized_shape": (8,)},
+    "axpby": {"x": X, "y": X},
+    "layer_norm": {"input": X, "normalized_shape": (8,)},
+    "linear": {"input": X, "weight": torch.randn(4, 8)},
+    "lltm": {
+        "input": torch.randn(2, 3),
+        "weights": torch.randn(12, 7),
+        "bias": torch.randn(12),
+        "old_h": torch.randn(2, 4),
+        "old_cell": torch.randn(2, 4),
+    },
+    "relu": {"input": X},
+    "rms_norm": {"input": X, "normalized_shape": (8,)},
+    "sigmoid": {"input": X},
+    "square": {"input": X},
+}
+OPTIONAL = ("weight", "bias", "eps", "activation")  # of which None is right
+
+
+def parameters() -> list[tuple[str, str]]:
+    return [(op, name) for op in sorted(RIGHT) for name in inspect.signature(getattr(fastops, op)).parameters]
+
+
+def test_every_op_is_tried() -> None:
+    assert sorted(RIGHT) == sorted(fastops.ops.__all__)
+
+
+def plainly(f: Callable[[], Any]) -> Any:
+    return f()
+
+
+def without_a_gradient(f: Callable[[], Any]) -> Any:
+    with torch.no_grad():
+        return f()
+
+
+@pytest.mark.parametrize("way", [plainly, without_a_gradient])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("op", "name"), parameters())
+def test_a_wrong_type_is_named(
+    op: str, name: str, dtype: torch.dtype, way: Callable[[Callable[[], Any]], Any], device: torch.device
+) -> None:
+    if dtype != torch.float32 and op in ("linear", "lltm"):
+        pytest.skip("torch multiplies no float8 matrices here")
+    right = {
+        key: value.to(device, dtype).requires_grad_(way is plainly) if isinstance(value, torch.Tensor) else value
+        for key, value in RIGHT[op].items()
+    }
+    wrong: list[Any] = [[1.0], np.ones(8), "text", object()]
+    if name not in OPTIONAL:
+        wrong.append(None)
+    for value in wrong:
+        if name == "normalized_shape" and not isinstance(value, (type(None), object)):
+            continue
+        if name in ("activation",) and isinstance(value, str):
+            continue  # a ValueError, of tests/test_messages.py
+        if name in ("alpha", "beta", "eps", "weight_offset") and isinstance(value, np.ndarray):
+            value = value.tolist()
+        with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
+            way(lambda value=value: getattr(fastops, op)(**{**right, name: value}))  # type: ignore[misc]
+        text = str(caught.value)
+        assert text.startswith(f"[{op}] "), f"{name}={value!r}: {text}"
+        assert name in text, f"{name}={value!r}: {text}"
+        if name != "normalized_shape" and name != "activation":
+            assert isinstance(caught.value, TypeError), f"{name}={value!r}: {text}"
+            assert text.endswith(f"got {type(value).__name__}"), text

@@ -1,0 +1,98 @@
+"""Outputs that no input with a gradient reaches need none, as of torch's own ops; nor do integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fastops
+from fastops import kit
+
+PAIRS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Tensor, Tensor], Any]]] = {
+    "add_rms_norm": (
+        lambda x, w: fastops.add_rms_norm(x, 2 * x.detach(), (8,), w),
+        lambda x, w: (torch.nn.functional.rms_norm(x + 2 * x.detach(), (8,), w), x + 2 * x.detach()),
+    ),
+    "add_layer_norm": (
+        lambda x, w: fastops.add_layer_norm(x.detach(), x, (8,), None, w),
+        lambda x, w: (torch.nn.functional.layer_norm(x.detach() + x, (8,), None, w), x.detach() + x),
+    ),
+    "elementwise": (kit.elementwise("f(x, w)", "x * w, 2 * x"), lambda x, w: (x * w, 2 * x)),
+    "elementwise with backward": (
+        kit.elementwise("g(x, w)", "x * w, 2 * x", backward="grad0 * w + 2 * grad1, grad0 * x"),
+        lambda x, w: (x * w, 2 * x),
+    ),
+    "op": (
+        kit.op("reach::a(Tensor x, Tensor w) -> (Tensor y, Tensor s)", reference=lambda x, w: (x * w, 2 * x)),
+        lambda x, w: (x * w, 2 * x),
+    ),
+    "op with backward": (
+        kit.op(
+            "reach::b(Tensor x, Tensor w) -> (Tensor y, Tensor s)",
+            reference=lambda x, w: (x * w, 2 * x),
+            backward=lambda grad_y, grad_s, x, w: (grad_y * w + 2 * grad_s, grad_y * x),
+        ),
+        lambda x, w: (x * w, 2 * x),
+    ),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("learns", [(True, False), (False, True), (True, True), (False, False)])
+@pytest.mark.parametrize("name", PAIRS)
+def test_as_torchs_composition(name: str, learns: tuple[bool, bool], compiled: bool, device: torch.device) -> None:
+    ours, torchs = PAIRS[name]
+    if compiled:
+        ours = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    x, w = torch.randn(3, 8, device=device), torch.randn(8, device=device)
+    inputs = [t.requires_grad_(need) for t, need in zip((x, w), learns, strict=True)]
+    found, expected = ours(*inputs), torchs(*inputs)
+    assert [y.requires_grad for y in found] == [y.requires_grad for y in expected]
+    learning = [t for t in inputs if t.requires_grad]
+    for k, y in enumerate(found):
+        if y.requires_grad:
+            ours_g, torchs_g = (
+                torch.autograd.grad(of[k].sum(), learning, retain_graph=True, allow_unused=True)
+                for of in (found, expected)
+            )
+            for a, b in zip(ours_g, torchs_g, strict=True):
+                torch.testing.assert_close(torch.zeros(()) if a is None else a, torch.zeros(()) if b is None else b)
+
+
+def test_a_straight_through_estimator_keeps_its_gradient() -> None:
+    """That its reference has none does not count where backward= is given."""
+    step = kit.op(
+        "reach::step(Tensor x) -> (Tensor y, Tensor z)",
+        reference=lambda x: ((x > 0).to(x.dtype), 2 * x),
+        backward=lambda grad_y, grad_z: grad_y + 2 * grad_z,
+    )
+    for f in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+        x = torch.randn(4, requires_grad=True)
+        assert torch.equal(torch.autograd.grad(f(x)[0].sum(), x)[0], torch.ones(4))
+
+
+def test_integer_outputs() -> None:
+    largest = kit.op("reach::largest(Tensor x) -> (Tensor v, Tensor i)", reference=lambda x: tuple(x.max(-1)))
+    mask = kit.op("reach::mask(Tensor x) -> Tensor", reference=lambda x: x > 0)
+    x = torch.randn(4, 5, requires_grad=True)
+    expected = torch.autograd.grad(x.max(-1).values.sum(), x)
+    for compiled in (False, True):
+        ours, masked = (torch.compile(f, fullgraph=True) if compiled else f for f in (largest, mask))
+        values, places = ours(x)
+        assert values.requires_grad
+        assert not places.requires_grad
+        assert torch.equal(places, x.argmax(-1))
+        assert torch.equal(torch.autograd.grad(values.sum(), x)[0], expected[0])
+        assert not masked(x).requires_grad
+    of_sum = torch.func.grad(lambda x: largest(x)[0].sum())
+    assert torch.equal(of_sum(x.detach()), expected[0])
+    batch = torch.randn(3, 4, 5)
+    assert torch.equal(torch.func.vmap(largest)(batch)[1], batch.argmax(-1))
+    assert torch.equal(torch.func.vmap(of_sum)(batch), torch.stack([of_sum(b) for b in batch]))
+    tangent = torch.randn(4, 5)
+    _, moved = torch.func.jvp(lambda x: largest(x)[0], (x.detach(),), (tangent,))
+    assert torch.equal(moved, tangent.gather(-1, x.argmax(-1, keepdim=True))[..., 0])
