@@ -138,16 +138,16 @@ def test_nothing_stale_of_the_c_compiler(
 ) -> None:
     made: list[int] = []
     of = Changes(tmp_path, monkeypatch)
-    monkeypatch.setattr(compiler, "_compile", lambda *given: made.append(1) or b"library")
+    monkeypatch.setattr(compiler, "_compile", lambda *given: made.append(1) or b"{}\nlibrary")
     monkeypatch.setattr(compiler, "_open", lambda library, name: library)
 
     def run() -> None:  # as a process that begins
-        compiler._opened.cache_clear()
+        compiler._opened.clear()
         monkeypatch.setenv("CXX", str(of.tool))
         compiler.shared_library(of.source, name="op", options=of.options)
 
     assert_made_anew(made, run, lambda: change(of))
-    compiler._opened.cache_clear()
+    compiler._opened.clear()
 
 
 @pytest.mark.parametrize("change", [*ANY, Changes.architecture])
@@ -216,7 +216,7 @@ def test_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_write_that_fails_leaves_nothing(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*paths: object) -> None:
+    def full(*paths: object, **folders: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(cache.os, "replace", full)

@@ -22,8 +22,8 @@ from .content import content_hash
 from .cuda_kernel import device_to_prepare
 from .errors import CompileError, KitError
 from .extent import Launch, Size
-from .numba_abi import Kind
 from .layouts import special, without_memory
+from .numba_abi import Kind
 from .op import Op, _is_alias_of, op
 from .schema import Schema
 from .signature import increment_version

@@ -116,8 +116,7 @@ class Program:
         except NoCompiler as error:
             _C.kit_add_kernel(self.number, _key(dtypes), device, variant, 0)
             self.paths[device, tuple(dtypes)] = f"plain PyTorch: {error}"
-            if device >= 0:
-                _warn(str(error))
+            _warn(self.name, str(error), "CUDA" if device >= 0 else "CPU")
 
     def add_cuda_kernel(self, dtypes: Sequence[int], device: int, variant: int) -> None:
         """What :meth:`compile` does on CUDA where there is a compiler; else NoCompiler."""
@@ -211,16 +210,24 @@ def _category(dtype: torch.dtype) -> int:
     return 2 if dtype.is_complex else int(dtype.is_floating_point)
 
 
-@functools.cache
-def _warn(reason: str) -> None:
-    warnings.warn(f"{reason}. Until then CUDA tensors take plain PyTorch", stacklevel=2)
+_warned: set[tuple[str, str]] = set()
+
+
+def _warn(name: str, reason: str, device: str) -> None:
+    """Once for all ops: what is missing is the same for each."""
+    what = (reason.removeprefix(f"[{name}] "), device)
+    with _lock:
+        if what in _warned:
+            return
+        _warned.add(what)
+    warnings.warn(f"{reason}. Until then {device} tensors take plain PyTorch", stacklevel=2)
 
 
 def _compile(number: int, dtypes: int, device: int, variant: int) -> None:
     program = _programs[number]
     try:
         program.ensure([dtypes >> 2 * k & 3 for k in range(1 + len(program.tensors))], device, variant)
-    except Exception as error:
+    except BaseException as error:  # Ctrl-C too
         keep_error(error)
         raise
 
