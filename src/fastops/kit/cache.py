@@ -34,8 +34,9 @@ def directory() -> Path | None:
             return Path(chosen).expanduser()
         if sys.platform == "darwin":
             return Path.home() / "Library" / "Caches" / "fastops"
-        named = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        return (named if named.is_absolute() else Path.home() / ".cache") / "fastops"  # a relative one is to be ignored
+        named = Path(os.environ.get("XDG_CACHE_HOME", "")).expanduser()
+        # The standard says that a relative one is to be ignored.
+        return (named if named.is_absolute() else Path.home() / ".cache") / "fastops"
     except RuntimeError:
         return None
 

@@ -46,14 +46,9 @@ def available() -> str | None:
 
     ``CXX`` is a path, or a command with words before or behind, ``ccache g++ -m64``, which is split as a shell does.
     """
-    command = _command()
-    return shlex.join(command) if command else None
-
-
-def _command() -> list[str] | None:
     for command in _candidates():
         if path := shutil.which(command[0]):
-            return [path, *command[1:]]
+            return shlex.join([path, *command[1:]])
     return None
 
 
@@ -91,13 +86,14 @@ def shared_library(source: str, *, name: str, options: Sequence[str] = ()) -> ct
         CompileError: with the compiler's messages, in which ``#line`` keeps the numbers of the user's own lines.
         NoCompiler: there is no C++ compiler.
     """
-    command = _command()
-    if command is None:
+    compiler = available()
+    if compiler is None:
         looked_for = ", ".join(map(shlex.join, _candidates()))
         raise NoCompiler(
             f"[{name}] there is no C++ compiler here (looked for {looked_for}): install g++ "
             "(Debian, Ubuntu: apt install g++; conda: conda install cxx-compiler), or set CXX"
         )
+    command = shlex.split(compiler)
     given = (*command, *_OPTIONS, _native())
     before = _included(source, (*command[1:], *options))
     parts = ["c++", *_tools(command), _cpu(), source, *given, "options", *options, "files", *before]
@@ -178,7 +174,7 @@ def _run(command: Sequence[str], source: bytes, folder: str) -> tuple[int, str]:
 
 
 def _listed(rule: bytes) -> list[str]:
-    """The files of a rule as Make has it: ``op: a.h my\\ own.h \\``."""
+    """The files of a rule as Make has it: names with backslashes before spaces, lines that go on."""
     words = re.findall(rb"(?:\\[ #]|\$\$|[^\s\\]|\\(?=[^\s#]))+", rule.partition(b":")[2].replace(b"\\\n", b" "))
     paths = (os.fsdecode(re.sub(rb"\\([ #])", rb"\1", word).replace(b"$$", b"$")) for word in words)
     return [os.path.abspath(path) for path in paths if path != "/dev/stdin"]

@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import shlex
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -90,7 +91,7 @@ def _named(options: Sequence[str]) -> Iterator[str]:
 def _content(path: str) -> bytes | None:
     try:
         with open(path, "rb", opener=_without_waiting) as file:
-            return file.read()
+            return file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
     except (OSError, ValueError):  # a folder, or a null character in a name
         return None
 
