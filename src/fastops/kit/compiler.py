@@ -128,7 +128,7 @@ def _kept(parts: Sequence[str], name: str) -> _Library | None:
         return None
     try:
         return _library(entry, name) if _current(json.loads(entry.partition(b"\n")[0])) else None
-    except (KitError, ValueError):
+    except (AttributeError, KitError, ValueError):  # another text in place of the line, or no library
         return None
 
 

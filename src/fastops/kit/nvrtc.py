@@ -62,14 +62,21 @@ def compile(source: str, *, name: str, arch: str, options: Sequence[str] = (), k
         given += [f"--include-path={folder}" for folder in folders]
         parts += ["CUDA's headers", *_versions(folders)]
     before = includes.read(source, options)
-    entry = cache.get(parts := [*parts, "files", *before.files]) if before.all else None
-    if entry is None:
-        cubin, names = _open(path).compile(source, name, arch, given, kernels)
-        entry = json.dumps(names).encode() + b"\n" + cubin
-        if before.all and includes.read(source, options) == before:  # nothing was edited meanwhile
-            cache.put(parts, entry)
-    lowered, _, cubin = entry.partition(b"\n")
-    return Image(cubin, json.loads(lowered))
+    parts += ["files", *before.files]
+    if before.all and (kept := _kept(parts)):
+        return kept
+    image = Image(*_open(path).compile(source, name, arch, given, kernels))
+    if before.all and includes.read(source, options) == before:  # nothing was edited meanwhile
+        cache.put(parts, json.dumps(image.names).encode() + b"\n" + image.cubin)
+    return image
+
+
+def _kept(parts: Sequence[str]) -> Image | None:
+    names, _, cubin = (cache.get(parts) or b"").partition(b"\n")
+    try:
+        return Image(cubin, json.loads(names))
+    except ValueError:  # there is no entry, or another text in place of the names
+        return None
 
 
 @functools.cache
