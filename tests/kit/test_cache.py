@@ -246,6 +246,40 @@ def test_the_users_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.directory() == Path.home() / ".cache" / "fastops"
 
 
+def test_the_home_directory_by_its_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache.sys, "platform", "linux")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FASTOPS_CACHE_DIR", "~/kept/here")
+    assert cache.directory() == tmp_path / "kept" / "here"
+    cache.put(PARTS, b"x")
+    assert cache.get(PARTS) == b"x"
+    assert not Path("~").exists()
+    monkeypatch.setenv("FASTOPS_CACHE_DIR", "~no-such-user/x")
+    assert cache.directory() is None
+    monkeypatch.delenv("FASTOPS_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "~/elsewhere")
+    assert cache.directory() == tmp_path / "elsewhere" / "fastops"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which the standard says to ignore
+    assert cache.directory() == Path.home() / ".cache" / "fastops"
+
+
+ASCII = [
+    {"PYTHONIOENCODING": "ascii"},
+    {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    {"PYTHONIOENCODING": "utf-8"},
+]
+
+
+@pytest.mark.parametrize("folder", ["b\u00fcro", os.fsdecode(b"\xff")], ids=["umlaut", "no text"])
+@pytest.mark.parametrize("encoding", ASCII, ids=["ascii", "C", "utf-8"])
+@pytest.mark.parametrize("command", [["fastops.kit", "cache"], ["fastops.info"]], ids=lambda command: command[0])
+def test_commands_print_any_path(command: list[str], encoding: dict[str, str], folder: str, tmp_path: Path) -> None:
+    env = {**os.environ, **encoding, "FASTOPS_CACHE_DIR": str(tmp_path / folder)}
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert os.fsencode(tmp_path) in done.stdout
+
+
 def test_clear_takes_only_what_is_ours(empty_cache: Path) -> None:
     cache.lookup(PARTS, lambda: b"the content")
     cache.keep_source("int x")
