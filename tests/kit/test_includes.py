@@ -13,6 +13,7 @@ import pytest
 import torch
 from common import needs_compiler, needs_nvrtc
 
+from fastops import kit
 from fastops.kit import CompileError, NoCompiler, compiler, cpp_op, cuda_kernel, includes, nvrtc
 
 SOURCE = "void f(int32_t* y) { y[0] = VALUE; }"
@@ -196,6 +197,25 @@ def test_what_was_edited_during_a_compilation_is_not_kept(here: Path, monkeypatc
     assert value('#include "my.h"') == 2
     define(here / "my.h", 1)
     assert value('#include "my.h"') == 1
+
+
+@needs_compiler
+def test_an_op_around_a_function_is_made_anew(here: Path) -> None:
+    def defined() -> Callable[[torch.Tensor], torch.Tensor]:
+        function = cpp_op(f'#include "my.h"\n{SOURCE}', "f", "int32* y")
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            y = torch.empty_like(x)
+            function(y)
+            return y
+
+        return kit.op("my::of_a_header(Tensor x) -> Tensor", cpu=run)
+
+    for number in (1, 2, 1):
+        define(here / "my.h", number)
+        op = defined()
+        assert op(torch.zeros(1, dtype=torch.int32)).item() == number
+        assert defined() is op
 
 
 def test_files_of_a_rule_of_make() -> None:

@@ -95,7 +95,7 @@ def shared_library(source: str, *, name: str, options: Sequence[str] = ()) -> ct
         )
     command = shlex.split(compiler)
     given = (*command, *_OPTIONS, _native())
-    before = _included(source, (*command[1:], *options))
+    before = included(source, (*command[1:], *options))
     parts = ["c++", *_tools(command), _cpu(), source, *given, "options", *options, "files", *before]
     parts += [f"{variable}={os.environ.get(variable, '')}" for variable in _ENVIRONMENT]
     key = cache.key(parts)
@@ -105,13 +105,14 @@ def shared_library(source: str, *, name: str, options: Sequence[str] = ()) -> ct
     if library is None:
         entry = _compile(given, source, name, options)
         library = _library(entry, name)
-        if _included(source, (*command[1:], *options)) == before:  # nothing was edited meanwhile
+        if included(source, (*command[1:], *options)) == before:  # nothing was edited meanwhile
             cache.put(parts, entry)
     _opened[key] = library
     return library.opened
 
 
-def _included(source: str, options: Sequence[str]) -> list[str]:
+def included(source: str, options: Sequence[str]) -> list[str]:
+    """The files that a compilation may read, but for the compiler's own, with their contents' hashes."""
     folders = (folder for variable in _SEARCHED for folder in os.environ.get(variable, "").split(os.pathsep))
     return includes.read(source, options, folders).files
 
