@@ -89,6 +89,16 @@ def test_a_header_of_a_header(here: Path) -> None:
 
 
 @needs_compiler
+def test_headers_of_each_other(here: Path) -> None:
+    (here / "first" / "a.h").write_text('#pragma once\n#include "../second/b.h"\n#include "../second/sub/c.h"\n')
+    (here / "second" / "sub" / "c.h").write_text('#pragma once\n#include "../b.h"\n#include "../../first/a.h"\n')
+    for number in (1, 2):
+        define(here / "second" / "b.h", number, '#pragma once\n#include "../first/a.h"\n#include "sub/../sub/c.h"')
+        assert value('#include "first/a.h"') == number
+    assert len(compiler.included('#include "first/a.h"', [])) == 3
+
+
+@needs_compiler
 def test_a_header_that_comes_to_lie_earlier(here: Path) -> None:
     define(here / "second" / "my.h", 2)
     options = ["-Ifirst", "-Isecond"]

@@ -149,6 +149,14 @@ def test_the_command_says_it(empty_cache: Path, capsys: pytest.CaptureFixture[st
     assert said.endswith("makes it yours alone, so that every process compiles anew\n")
 
 
+def test_a_link_is_said_too(empty_cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    empty_cache.symlink_to(tmp_path / "elsewhere")
+    with pytest.warns(UserWarning, match=rf"^\[fastops\] {empty_cache} is a link: name the folder that it leads to"):
+        cache.put(PARTS, b"x")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 @contextlib.contextmanager
 def umask(mask: int) -> Iterator[None]:
     before = os.umask(mask)

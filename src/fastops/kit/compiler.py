@@ -148,26 +148,28 @@ def _compile(given: Sequence[str], source: str, name: str, options: Sequence[str
         output, read = Path(folder, "op.so"), Path(folder, "op.d")
         listed = ("-MD", "-MF", str(read), "-MT", "op")
         command = [*given, *listed, "-x", "c++", "-", "-x", "none", "-o", str(output), *options]
-        status, said = _run(command, source.encode(errors="surrogatepass"), folder)
+        status, said = _run(command, source.encode(errors="surrogatepass"))
         if status or not output.is_file():
             raise compile_error(name, f"with {shlex.join(given[:1])}", said or f"exit status {status}", source)
         files = _listed(read.read_bytes()) if read.is_file() else []
         return json.dumps({path: includes.digest(path) for path in files}).encode() + b"\n" + output.read_bytes()
 
 
-def _run(command: Sequence[str], source: bytes, folder: str) -> tuple[int, str]:
+def _run(command: Sequence[str], source: bytes) -> tuple[int, str]:
     """In a session of its own: Ctrl-C is Python's to take, who ends the compiler and what that started."""
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**os.environ, "TMPDIR": folder},  # whose files go with it
         start_new_session=True,
     ) as process:
         try:
             said, _ = process.communicate(source)
         except BaseException:
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, signal.SIGTERM)  # on which it removes its files
+                process.wait(2)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise

@@ -51,11 +51,15 @@ def read(text: str, options: Sequence[str], folders: Iterable[str] = ()) -> Incl
     texts = [(text.encode(errors="surrogatepass"), here)]
 
     def take(name: str, around: str) -> None:
-        for folder in (around, *searched):
-            path = os.path.join(here, folder, name)
+        for path in (os.path.join(here, folder, name) for folder in (around, *searched)):
+            if not os.path.isfile(path):
+                continue
+            # Headers that include each other by ../ would have ever longer paths.
+            place = os.path.realpath(os.path.dirname(path))
+            path = os.path.join(place, os.path.basename(path))
             if path not in found and (content := _content(path)) is not None:
                 found[path] = _hash(content)
-                texts.append((content, os.path.dirname(path)))
+                texts.append((content, place))
 
     for name in named:
         take(name, here)

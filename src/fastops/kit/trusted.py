@@ -26,11 +26,13 @@ def opened(folder: Path, *, create: bool = False) -> Iterator[int]:
     """The folder's descriptor; ``create``: it and those above it that are missing are made, for this user alone.
 
     Raises:
-        UntrustedError: others may write there.
+        UntrustedError: others may write there, or it is a link.
         OSError: it is not there, or is no folder.
     """
     if create:
         _make(folder)
+    if folder.is_symlink():
+        raise UntrustedError(f"{folder} is a link: name the folder that it leads to")
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         _check(os.fstat(descriptor), folder)
