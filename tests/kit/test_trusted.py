@@ -197,6 +197,7 @@ def test_places_where_files_may_be_exchanged(tmp_path: Path) -> None:
     assert trusted.exchangeable(str(inner))
     inner.parent.chmod(0o1777)
     assert not trusted.exchangeable(str(inner))
+    assert trusted.exchangeable(str(inner / "gone"))
 
 
 @needs_compiler

@@ -79,6 +79,13 @@ def test_a_variable_of_64_bits_is_any_word_for_them(spelled: str) -> None:
 
 
 @needs_compiler
+def test_a_function_that_promises_not_to_throw() -> None:
+    y = torch.zeros(1)
+    cpp_op("void f(float* y, int64_t n) noexcept { y[0] = n; }", "f", "float* y, int64 n")(y, 3)
+    assert y.item() == 3
+
+
+@needs_compiler
 def test_a_specialisation_for_int64_is_taken() -> None:
     source = """
     template <class U> int which() { return 1; }

@@ -86,7 +86,10 @@ def write(folder: Path, name: str, content: bytes) -> None:
 def exchangeable(folder: str) -> bool:
     """Whether others may put a file of their own in the place of one that is made here, as nowhere under /tmp."""
     path = Path(os.path.realpath(folder))
-    modes = (os.stat(p).st_mode for p in (path, *path.parents))
+    try:
+        modes = [os.stat(p).st_mode for p in (path, *path.parents)]
+    except OSError:  # it is gone, or cannot be looked at
+        return True
     return any(mode & stat.S_IWOTH and not mode & stat.S_ISVTX for mode in modes)
 
 

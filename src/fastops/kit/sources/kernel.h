@@ -41,12 +41,16 @@ template <class Result, class First, class... Rest>
 struct parameter<0, Result (*)(First, Rest...)> {
   using type = First;
 };
+template <int K, class Result, class... All>
+struct parameter<K, Result (*)(All...) noexcept> : parameter<K, Result (*)(All...)> {};
 template <class Function>
 struct parameters;
 template <class Result, class... All>
 struct parameters<Result (*)(All...)> {
   static constexpr int count = sizeof...(All);
 };
+template <class Result, class... All>
+struct parameters<Result (*)(All...) noexcept> : parameters<Result (*)(All...)> {};
 
 // long and long long are two types of the same numbers: int64_t is the one or the other, by system and compiler.
 template <class T>
