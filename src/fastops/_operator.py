@@ -257,7 +257,7 @@ def _distinct(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 _kept = threading.local()
 
 
-def keep_error(error: Exception) -> None:
+def keep_error(error: BaseException) -> None:
     """Called where an exception is about to cross the stable ABI, to be raised again on the other side."""
     _kept.error = error
 
@@ -265,8 +265,10 @@ def keep_error(error: Exception) -> None:
 def _raise_typed(error: RuntimeError) -> None:
     """Errors cross the stable ABI as text, before torch 2.13 not even that; types that people catch come back here."""
     kept, _kept.error = getattr(_kept, "error", None), None
-    if kept is not None and ("its message is on stderr" in str(error) or str(kept) in str(error)):
-        raise kept from None
+    if kept is not None:
+        said = str(kept) or type(kept).__name__  # of an error without a text, such as Ctrl-C's
+        if "its message is on stderr" in str(error) or said in str(error):
+            raise kept from None
     if "CUDA out of memory" in str(error) and not isinstance(error, torch.OutOfMemoryError):
         raise torch.OutOfMemoryError(str(error)) from None
 
@@ -320,8 +322,15 @@ def _twin_function(op: Differentiable) -> type[Function]:
         out = op._twin(*batched) if batched else torch.vmap(reference, in_dims)(*inputs)
         return out, tuple(0 for _ in out) if isinstance(out, tuple) else 0
 
-    forward = staticmethod(lambda *inputs: op.forward.raw(*inputs))
-    return type(op.name, (Function,), {**rules, "forward": forward, "vmap": staticmethod(op.vmap or vmap)})
+    def forward(*inputs: Any) -> Any:
+        try:
+            return op.forward.raw(*inputs)
+        except RuntimeError as error:
+            _raise_typed(error)
+            raise
+
+    methods = {**rules, "forward": staticmethod(forward), "vmap": staticmethod(op.vmap or vmap)}
+    return type(op.name, (Function,), methods)
 
 
 def elementwise_batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _driver, _load
+from ._console import print_anything
 
 _CPU_FLAGS = re.compile(r"pni|ssse3|sse4_\d|popcnt|avx\w*|fma|f16c|bmi\d|amx_\w+|asimd\w*|sve\w*|i8mm|bf16")
 
@@ -43,6 +44,7 @@ def report() -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    print_anything()
     parser = argparse.ArgumentParser(prog="python -m fastops.info", description="What is installed and what runs here.")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     as_json = parser.parse_args(arguments).json

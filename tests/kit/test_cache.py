@@ -138,16 +138,16 @@ def test_nothing_stale_of_the_c_compiler(
 ) -> None:
     made: list[int] = []
     of = Changes(tmp_path, monkeypatch)
-    monkeypatch.setattr(compiler, "_compile", lambda *given: made.append(1) or b"library")
+    monkeypatch.setattr(compiler, "_compile", lambda *given: made.append(1) or b"{}\nlibrary")
     monkeypatch.setattr(compiler, "_open", lambda library, name: library)
 
     def run() -> None:  # as a process that begins
-        compiler._opened.cache_clear()
+        compiler._opened.clear()
         monkeypatch.setenv("CXX", str(of.tool))
         compiler.shared_library(of.source, name="op", options=of.options)
 
     assert_made_anew(made, run, lambda: change(of))
-    compiler._opened.cache_clear()
+    compiler._opened.clear()
 
 
 @pytest.mark.parametrize("change", [*ANY, Changes.architecture])
@@ -216,7 +216,7 @@ def test_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_write_that_fails_leaves_nothing(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*paths: object) -> None:
+    def full(*paths: object, **folders: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(cache.os, "replace", full)
@@ -244,6 +244,40 @@ def test_the_users_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.directory() == Path("/elsewhere/fastops")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache.directory() == Path.home() / ".cache" / "fastops"
+
+
+def test_the_home_directory_by_its_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache.sys, "platform", "linux")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FASTOPS_CACHE_DIR", "~/kept/here")
+    assert cache.directory() == tmp_path / "kept" / "here"
+    cache.put(PARTS, b"x")
+    assert cache.get(PARTS) == b"x"
+    assert not Path("~").exists()
+    monkeypatch.setenv("FASTOPS_CACHE_DIR", "~no-such-user/x")
+    assert cache.directory() is None
+    monkeypatch.delenv("FASTOPS_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "~/elsewhere")
+    assert cache.directory() == tmp_path / "elsewhere" / "fastops"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which the standard says to ignore
+    assert cache.directory() == Path.home() / ".cache" / "fastops"
+
+
+ASCII = [
+    {"PYTHONIOENCODING": "ascii"},
+    {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    {"PYTHONIOENCODING": "utf-8"},
+]
+
+
+@pytest.mark.parametrize("folder", ["b\u00fcro", os.fsdecode(b"\xff")], ids=["umlaut", "no text"])
+@pytest.mark.parametrize("encoding", ASCII, ids=["ascii", "C", "utf-8"])
+@pytest.mark.parametrize("command", [["fastops.kit", "cache"], ["fastops.info"]], ids=lambda command: command[0])
+def test_commands_print_any_path(command: list[str], encoding: dict[str, str], folder: str, tmp_path: Path) -> None:
+    env = {**os.environ, **encoding, "FASTOPS_CACHE_DIR": str(tmp_path / folder)}
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert os.fsencode(tmp_path) in done.stdout
 
 
 def test_clear_takes_only_what_is_ours(empty_cache: Path) -> None:

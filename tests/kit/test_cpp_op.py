@@ -244,13 +244,13 @@ def test_prepared_again_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @needs_compiler
 def test_compiled_once(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler._opened.cache_clear()
+    compiler._opened.clear()
     scale().prepare(torch.float32)
     assert len(list(empty_cache.iterdir())) == 1
-    compiler._opened.cache_clear()
+    compiler._opened.clear()
     monkeypatch.setattr(compiler, "_compile", None)
     scale().prepare(torch.float32)
-    compiler._opened.cache_clear()
+    compiler._opened.clear()
     with pytest.raises(TypeError):
         scale(options=["-DANOTHER"]).prepare(torch.float32)
 
@@ -270,9 +270,9 @@ def damaged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cache_that_is_no_help(
     harm: Callable[[Path, pytest.MonkeyPatch], None], empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler._opened.cache_clear()
+    compiler._opened.clear()
     harm(empty_cache, monkeypatch)
-    compiler._opened.cache_clear()
+    compiler._opened.clear()
     y = torch.empty(2, dtype=torch.float64)
     scale()(torch.ones_like(y), y, 2, 3.0)
     assert y.tolist() == [3, 3]

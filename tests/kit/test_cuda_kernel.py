@@ -411,7 +411,7 @@ def test_a_kernel_that_the_image_lacks(cuda: torch.device) -> None:
 
 
 def test_cudas_own_headers(cuda: torch.device, tmp_path: Path) -> None:
-    if not nvrtc.include_options():
+    if not nvrtc.include_folders():
         pytest.skip("CUDA's headers are not installed beside NVRTC")
     source = """
     #include <cuda_fp16.h>

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -204,10 +206,20 @@ def test_a_changed_op_takes_nothing_from_a_cache(tmp_path: Path) -> None:
 
 def test_without_a_compiler_torch_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "available", lambda: None)
+    monkeypatch.setattr(program, "_warned", set())
     op = kit.elementwise("uncompiled(x)", "x * exp(x)")
     x = torch.randn(5, dtype=torch.float64, requires_grad=True)
-    compare(op(x).detach(), (x * x.exp()).detach())
-    assert torch.autograd.gradcheck(op, x)
+    with pytest.warns(
+        UserWarning, match=r"\[uncompiled\] there is no C\+\+ compiler .* CPU tensors take plain PyTorch"
+    ):
+        compare(op(x).detach(), (x * x.exp()).detach())
+    with warnings.catch_warnings():  # once, for other ops and threads too
+        warnings.simplefilter("error")
+        assert torch.autograd.gradcheck(op, x)
+        with ThreadPoolExecutor(4) as pool:
+            others = [kit.elementwise(f"uncompiled_{k}(x)", f"x * {k}") for k in range(4)]
+            found = list(pool.map(lambda other: other(torch.ones(3)).sum().item(), others))
+    assert found == [0, 3, 6, 9]
     assert op.explain(x).startswith("plain PyTorch: [uncompiled] there is no C++ compiler")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .. import capabilities
+from .._console import print_anything
 from ..cases import Case
 from ..selftest.choices import add_arguments, chosen_cases, chosen_dtypes
 from ..selftest.report import environment
@@ -192,6 +193,7 @@ def failed(content: dict[str, Any]) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
+    print_anything()
     options = parser().parse_args(argv)
     try:
         for file in filter(None, (options.json, options.plot)):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
+from .._console import print_anything
 from . import cache
 
 
 def main(arguments: list[str] | None = None) -> int:
+    print_anything()
     parser = argparse.ArgumentParser(prog="python -m fastops.kit", description="What the kit keeps on this machine.")
     commands = parser.add_subparsers(required=True, metavar="cache")
     of_cache = commands.add_parser("cache", help="the compiled kernels on disk")
@@ -16,7 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
     clear = parser.parse_args(arguments).clear
     folder = cache.directory()
     if folder is None:
-        print("no cache: there is no home directory, and FASTOPS_CACHE_DIR is not set")
+        print("no cache: there is no home directory, or not the one that FASTOPS_CACHE_DIR names")
     elif clear:
         print(f"{folder}: removed {_files(cache.clear())}")
         if left := cache.entries():
@@ -24,8 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
             return 1
     else:
         found = cache.entries()
-        size = sum(path.stat().st_size for path in found)
-        note = "" if cache.writable() else "; it cannot be written, so that every process compiles anew"
+        size = sum(path.lstat().st_size for path in found)
+        why = cache.refused()
+        note = f"; {why}, so that every process compiles anew" if why else ""
         print(f"{folder}: {_files(len(found))}, {size} bytes{note}")
     return 0
 

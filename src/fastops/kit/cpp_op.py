@@ -73,7 +73,9 @@ class CppOp(FromSource):
         """
         dtypes, _ = self.signature.bind(arguments, "cpu", self.contiguous)
         entry, packing = self._ready.get(dtypes) or self._prepare(dtypes)
-        thrown = entry(packing(arguments))
+        packed = packing(arguments)
+        self.signature.mark_written(arguments)
+        thrown = entry(packed)
         if thrown is not None:
             raise RuntimeError(f"[{self.name}] the function threw an exception: {thrown.decode(errors='replace')}")
 
@@ -91,7 +93,7 @@ class CppOp(FromSource):
 
     def _prepare(self, dtypes: tuple[torch.dtype, ...]) -> tuple[Any, Packing]:
         types = self.signature.types(dtypes)
-        passed = ", ".join(f"arguments->{p.name}" for p in self.signature.parameters)
+        passed = self.signature.passed(self.function)
         entry = (
             f"struct fastops_kit_arguments {{ {self.signature.declarations()} }};\n"
             f"static void fastops_kit_call(const fastops_kit_arguments* arguments) {{ {self.function}({passed}); }}\n"

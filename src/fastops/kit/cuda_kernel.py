@@ -83,6 +83,7 @@ class CudaKernel(FromSource):
         ready = self._ready.get((dtypes, device)) or self._prepare(dtypes, device)
         packed = ready.packing(arguments)
         if sizes := self._launch(arguments):
+            self.signature.mark_written(arguments)
             _C.kit_launch(ready.handle, *sizes, packed)
 
     def prepare(self, *dtypes: torch.dtype, device: torch.device | str | int | None = None) -> None:

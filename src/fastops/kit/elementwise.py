@@ -16,6 +16,7 @@ from .._operator import Differentiable
 from . import expression
 from .errors import ExpressionError
 from .expression import Node
+from .layouts import special
 from .pointwise import Pointwise, pointwise
 from .program import Kernels, explained, prepared
 from .source import POINTWISE
@@ -234,8 +235,8 @@ def check_tensors(op: str, names: Sequence[str], tensors: Sequence[Any]) -> None
     for name, x in zip(names, tensors, strict=True):
         if not isinstance(x, Tensor):
             raise TypeError(f"[{op}] {name} must be a Tensor, got {type(x).__name__}")
-        if x.layout is not torch.strided:
-            raise TypeError(f"[{op}] {name} must be dense, got layout {x.layout}")
+        if what := special(x):
+            raise TypeError(f"[{op}] {name} must be dense, got {what}")
 
 
 def scalar_values(op: str, defaults: dict[str, float], given: dict[str, float]) -> tuple[float, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from . import compiler
 from .content import content_hash
 from .diagnostics import with_name_hint
 from .errors import CompileError, KitError
@@ -40,8 +41,8 @@ class FromSource:
 
     @functools.cached_property
     def content_hash(self) -> str:
-        """Of all that decides what a call does."""
-        return content_hash(*self._described)
+        """Of all that decides what a call does. An op of an edited header is another op."""
+        return content_hash(*self._described, compiler.included(self.source, self.options))
 
     def _text(self, types: Mapping[str, torch.dtype]) -> str:
         """The source for one dtype a type variable, between what it may use and what it is held against."""

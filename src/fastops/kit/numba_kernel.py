@@ -22,9 +22,11 @@ from .content import content_hash
 from .cuda_kernel import device_to_prepare
 from .errors import CompileError, KitError
 from .extent import Launch, Size
+from .layouts import special, without_memory
 from .numba_abi import Kind
-from .op import Op, op
+from .op import Op, _is_alias_of, op
 from .schema import Schema
+from .signature import increment_version
 
 _OPTIONS = ("fastmath", "launch_bounds", "lineinfo", "opt")
 _WITHOUT_EFFECT = ("forceinline", "inline", "lto")  # on a kernel, compiled as it is here
@@ -52,7 +54,7 @@ def numba_kernel(
     parsed = Schema(text)
     allocate = fake or functools.partial(_like_the_first, len(parsed.outputs))
     launch = Launch(parsed.name, parameters, grid, block, shared)
-    kernel = NumbaKernel(plain, _options(parsed.name, function), parameters, parsed, launch, allocate)
+    kernel = NumbaKernel(plain, _options(parsed.name, function), parameters, parsed, launch, allocate, fake is not None)
     return op(text, cuda=kernel, fake=allocate, **parts)
 
 
@@ -67,6 +69,7 @@ class NumbaKernel:
         schema: Schema,
         launch: Launch,
         allocate: Callable[..., Any],
+        given: bool,
     ) -> None:
         name, named = schema.name, (*schema.arguments, *schema.outputs)
         if set(parameters) != set(named):
@@ -83,7 +86,7 @@ class NumbaKernel:
         self._parameters = parameters
         self._schema = schema
         self._launch = launch
-        self._allocate = allocate
+        self._allocate, self._given = allocate, given
         self._ready: dict[tuple[torch.device, tuple[Kind, ...]], _Ready] = {}
 
     def __call__(self, *inputs: Any) -> Any:
@@ -93,8 +96,16 @@ class NumbaKernel:
         if sizes := self._launch(arguments):
             kinds = tuple(map(numba_abi.kind, arguments))
             ready = self._ready.get((device, kinds)) or self._prepare(device, kinds)
-            _C.kit_launch(ready.handle, *sizes, ready.packing(arguments))
+            packed = self._pack(ready, arguments)
+            increment_version(outputs if isinstance(outputs, (tuple, list)) else (outputs,))
+            _C.kit_launch(ready.handle, *sizes, packed)
         return outputs
+
+    def _pack(self, ready: _Ready, arguments: Sequence[Any]) -> bytes:
+        for parameter, x in zip(self._parameters, arguments, strict=True):
+            if isinstance(x, Tensor) and (why := without_memory(x)):
+                raise KitError(f"[{self.name}] {parameter} must be a tensor with memory of its own, got {why}")
+        return ready.packing(arguments)
 
     def prepare_call(self, inputs: Sequence[Any], device: torch.device | str | int | None) -> None:
         """Compiles and loads what a call with inputs like these runs on a CUDA device; these may lie elsewhere."""
@@ -133,15 +144,28 @@ class NumbaKernel:
             raise KitError(f"[{self.name}] fake must return {len(self._schema.outputs)} outputs, got {len(several)}")
         named = dict(zip((*self._schema.arguments, *self._schema.outputs), (*inputs, *several), strict=True))
         arguments = [named[parameter] for parameter in self._parameters]
+        if self._given:
+            self._check_new(inputs, several)
         device = inputs[0].device
         for parameter, x in zip(self._parameters, arguments, strict=True):
             if not isinstance(x, Tensor):
                 continue
             if x.device != device:
                 raise KitError(f"[{self.name}] all tensors must be on one device, got {device} and {x.device}")
+            if what := special(x):
+                raise KitError(f"[{self.name}] {parameter} must be dense, got {what}")
             if x.dtype not in numba_abi.DTYPES:
                 raise KitError(f"[{self.name}] {parameter} must have a dtype that Numba has, got {x.dtype}")
         return arguments
+
+    def _check_new(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+        """Of what the caller's fake= allocated: the kernel is about to write there."""
+        for output, y in zip(self._schema.outputs, outputs, strict=True):
+            for argument, x in zip(self._schema.arguments, inputs, strict=True):
+                if isinstance(x, Tensor) and _is_alias_of(y, x):
+                    raise KitError(
+                        f"[{self.name}] fake= must return new tensors, got {output} in the memory of {argument}"
+                    )
 
     def _prepare(self, device: torch.device, kinds: tuple[Kind, ...]) -> _Ready:
         image = self.image(kinds, nvrtc.arch_of(device))

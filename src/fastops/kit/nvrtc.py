@@ -12,6 +12,7 @@ import ctypes
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +22,13 @@ import torch
 
 from .._load import by_conda
 from .._remedy import TEGRA
-from . import cache, cuda_libraries
+from . import cache, cuda_libraries, includes
 from .diagnostics import compile_error
 from .errors import CompileError, NoCompiler
+
+# Files that differ in every release of the runtime's headers, of CUB and of libcu++.
+_MARKERS = ("cuda_fp16.h", "cuda_runtime_api.h", "cub/version.cuh", "cuda/std/__cccl/version.h", "cuda/std/version")
+_INCLUDES = re.compile(r"(?m)^\s*(?:#|%:)\s*include|__has_include")
 
 
 class Image(NamedTuple):
@@ -39,7 +44,7 @@ def compile(source: str, *, name: str, arch: str, options: Sequence[str] = (), k
     Args:
         name: of the op, for messages.
         arch: ``"sm_90"``; ``arch_of`` gives a device's.
-        options: further ones of NVRTC's.
+        options: further ones of NVRTC's. Relative paths in them and in the source start from the current directory.
         kernels: name expressions, such as ``shift<float>``; an ``extern "C"`` kernel needs none.
 
     Raises:
@@ -51,18 +56,27 @@ def compile(source: str, *, name: str, arch: str, options: Sequence[str] = (), k
     given = ["--std=c++17", "--device-as-default-execution-space", *options]
     if not any(option.startswith(("--gpu-architecture", "-arch")) for option in options):
         given.insert(0, f"--gpu-architecture={arch}")
-    if "#include" in source:
-        given += include_options()
-
-    def make() -> bytes:
-        cubin, names = _open(path).compile(source, name, arch, given, kernels)
-        return json.dumps(names).encode() + b"\n" + cubin
-
-    # What a user's own headers hold is not in the key.
-    foreign = any(option.startswith(("-I", "--include-path", "-include", "--pre-include")) for option in options)
     parts = ["nvrtc", _identity(path), name, source, *given, "kernels", *kernels]
-    names, _, cubin = (make() if foreign else cache.lookup(parts, make)).partition(b"\n")
-    return Image(cubin, json.loads(names))
+    if _INCLUDES.search(source) or any("include" in option for option in options):
+        folders = include_folders()
+        given += [f"--include-path={folder}" for folder in folders]
+        parts += ["CUDA's headers", *_versions(folders)]
+    before = includes.read(source, options)
+    parts += ["files", *before.files]
+    if before.all and (kept := _kept(parts)):
+        return kept
+    image = Image(*_open(path).compile(source, name, arch, given, kernels))
+    if before.all and includes.read(source, options) == before:  # nothing was edited meanwhile
+        cache.put(parts, json.dumps(image.names).encode() + b"\n" + image.cubin)
+    return image
+
+
+def _kept(parts: Sequence[str]) -> Image | None:
+    names, _, cubin = (cache.get(parts) or b"").partition(b"\n")
+    try:
+        return Image(cubin, json.loads(names))
+    except ValueError:  # there is no entry, or another text in place of the names
+        return None
 
 
 @functools.cache
@@ -100,13 +114,22 @@ def available() -> str | None:
         return None
 
 
-def include_options() -> list[str]:
-    """The folders of the CUDA headers beside NVRTC, for sources that include ``cuda_fp16.h`` and the like."""
+def include_folders() -> list[str]:
+    """The folders of CUDA's own headers beside NVRTC: ``cuda_fp16.h``, cooperative groups, CUB, libcu++."""
     path = Path(_path("kit"))
     if not path.is_absolute():
         return []
-    folders = (path.parents[1] / "include", path.parents[2] / "cuda_runtime" / "include")
-    return [f"--include-path={folder}" for folder in folders if (folder / "cuda_fp16.h").is_file()]
+    root, wheels = path.parents[1], path.parents[2]
+    # Of CUDA 13's wheels and a toolkit, of conda, of CUDA 12's wheels; CUDA 13 has CUB and libcu++ in a folder within.
+    roots = [root, *sorted(root.glob("targets/*")), *(wheels / part for part in ("cuda_runtime", "cuda_cccl"))]
+    folders = [folder for each in roots for folder in (each / "include", each / "include" / "cccl")]
+    return [str(folder) for folder in folders if any((folder / file).is_file() for file in _MARKERS)]
+
+
+def _versions(folders: Sequence[str]) -> list[str]:
+    """What tells one release of CUDA's headers from another."""
+    files = (os.path.join(folder, file) for folder in folders for file in _MARKERS)
+    return [cache.file_identity(file) for file in files if os.path.isfile(file)]
 
 
 class _Nvrtc:
@@ -131,12 +154,12 @@ class _Nvrtc:
         self, source: str, name: str, arch: str, options: Sequence[str], kernels: Sequence[str]
     ) -> tuple[bytes, dict[str, str]]:
         program = ctypes.c_void_p()
-        text = ctypes.c_char_p(source.encode())
+        text = ctypes.c_char_p(source.encode(errors="surrogatepass"))
         self._call("nvrtcCreateProgram", ctypes.byref(program), text, ctypes.c_char_p(name.encode()), 0, None, None)
         try:
             for kernel in kernels:
                 self._call("nvrtcAddNameExpression", program, ctypes.c_char_p(kernel.encode()))
-            given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+            given = (ctypes.c_char_p * len(options))(*(os.fsencode(option) for option in options))
             status = self._library.nvrtcCompileProgram(program, len(options), given)
             if status:
                 said = self._bytes("nvrtcGetProgramLog", program).rstrip(b"\0").decode(errors="replace").strip()

@@ -31,6 +31,19 @@ _by_name: dict[str, Any] = {}
 _lock = threading.RLock()
 
 
+def _for_cpp(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` as the extension calls it: what it raises, Ctrl-C too, is raised again behind the extension."""
+
+    def call(*inputs: Any) -> Any:
+        try:
+            return function(*inputs)
+        except BaseException as error:
+            keep_error(error)
+            raise
+
+    return call
+
+
 class Program:
     """An op of torch's, ``raw``, whose kernels are compiled at the first call for their dtypes, device and variant.
 
@@ -63,9 +76,9 @@ class Program:
             _programs[self.number] = self
         arguments = [f"Tensor {t}" for t in tensors] + [f"float {s}" for s in scalars] + ([more] if more else [])
         results = "Tensor" if outputs == 1 else f"({', '.join(['Tensor'] * outputs)})"
-        for op in (self.op, f"{self.op}_reference"):
+        for op, reference in ((self.op, self.reference), (f"{self.op}_reference", _for_cpp(self.reference))):
             _library.define(f"{op}({', '.join(arguments)}, *, int program={self.number}) -> {results}")
-            _library.impl(op, self.reference, "CompositeExplicitAutograd")
+            _library.impl(op, reference, "CompositeExplicitAutograd")
         if self.fits:
             _C.kit_implement(qualified, bool(more))
         torch.library.register_fake(qualified, on_one_device(name, self.fake), lib=_library)
@@ -116,8 +129,7 @@ class Program:
         except NoCompiler as error:
             _C.kit_add_kernel(self.number, _key(dtypes), device, variant, 0)
             self.paths[device, tuple(dtypes)] = f"plain PyTorch: {error}"
-            if device >= 0:
-                _warn(str(error))
+            _warn(self.name, str(error), "CUDA" if device >= 0 else "CPU")
 
     def add_cuda_kernel(self, dtypes: Sequence[int], device: int, variant: int) -> None:
         """What :meth:`compile` does on CUDA where there is a compiler; else NoCompiler."""
@@ -211,19 +223,23 @@ def _category(dtype: torch.dtype) -> int:
     return 2 if dtype.is_complex else int(dtype.is_floating_point)
 
 
-@functools.cache
-def _warn(reason: str) -> None:
-    warnings.warn(f"{reason}. Until then CUDA tensors take plain PyTorch", stacklevel=2)
+_warned: set[tuple[str, str]] = set()
+
+
+def _warn(name: str, reason: str, device: str) -> None:
+    """Once for all ops: what is missing is the same for each."""
+    what = (reason.removeprefix(f"[{name}] "), device)
+    with _lock:
+        if what in _warned:
+            return
+        _warned.add(what)
+    warnings.warn(f"{reason}. Until then {device} tensors take plain PyTorch", stacklevel=2)
 
 
 def _compile(number: int, dtypes: int, device: int, variant: int) -> None:
     program = _programs[number]
-    try:
-        program.ensure([dtypes >> 2 * k & 3 for k in range(1 + len(program.tensors))], device, variant)
-    except Exception as error:
-        keep_error(error)
-        raise
+    program.ensure([dtypes >> 2 * k & 3 for k in range(1 + len(program.tensors))], device, variant)
 
 
 _library.define("compile(int program, int dtypes, int device, int variant) -> ()")
-_library.impl("compile", _compile, "CompositeExplicitAutograd")
+_library.impl("compile", _for_cpp(_compile), "CompositeExplicitAutograd")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .errors import KitError
+from .layouts import special, without_memory
 from .source import text_of
 
 _BEFORE = "".join(f'#line 1 "{name}"\n{text_of(name)}' for name in ("types.h", "kernel.h"))
@@ -20,29 +21,32 @@ _BEFORE = "".join(f'#line 1 "{name}"\n{text_of(name)}' for name in ("types.h", "
 
 @dataclass(frozen=True)
 class Element:
-    """A dtype: its C++ types in a kernel, the letter that ``struct`` has for it, and its names in a signature."""
+    """A dtype: its C++ type in a kernel, the letter that ``struct`` has for it, and its names in a signature."""
 
     dtype: torch.dtype
-    kernel: tuple[str, ...]
+    kernel: str
     code: str
     words: tuple[str, ...]
 
 
 _ELEMENTS = (
-    Element(torch.float32, ("float",), "f", ("float", "float32")),
-    Element(torch.float64, ("double",), "d", ("double", "float64")),
-    Element(torch.float16, ("fastops::float16",), "H", ("half", "float16")),
-    Element(torch.bfloat16, ("fastops::bfloat16",), "H", ("bfloat16",)),
-    Element(torch.bool, ("bool",), "?", ("bool",)),
-    Element(torch.int8, ("signed char",), "b", ("int8", "int8_t", "signed char")),
-    Element(torch.int16, ("short",), "h", ("int16", "int16_t", "short")),
-    Element(torch.int32, ("int",), "i", ("int32", "int32_t", "int")),
-    Element(torch.int64, ("long long", "long"), "q", ("int64", "int64_t", "long", "long long")),
-    Element(torch.uint8, ("unsigned char",), "B", ("uint8", "uint8_t", "unsigned char")),
-    Element(torch.uint16, ("unsigned short",), "H", ("uint16", "uint16_t", "unsigned short")),
-    Element(torch.uint32, ("unsigned",), "I", ("uint32", "uint32_t", "unsigned", "unsigned int")),
-    Element(torch.uint64, ("unsigned long long", "unsigned long"), "Q", ("uint64", "uint64_t", "size_t")),
+    Element(torch.float32, "float", "f", ("float", "float32")),
+    Element(torch.float64, "double", "d", ("double", "float64")),
+    Element(torch.float16, "fastops::float16", "H", ("half", "float16")),
+    Element(torch.bfloat16, "fastops::bfloat16", "H", ("bfloat16",)),
+    Element(torch.bool, "bool", "?", ("bool",)),
+    Element(torch.int8, "int8_t", "b", ("int8", "int8_t", "signed char")),
+    Element(torch.int16, "int16_t", "h", ("int16", "int16_t", "short")),
+    Element(torch.int32, "int32_t", "i", ("int32", "int32_t", "int")),
+    Element(torch.int64, "int64_t", "q", ("int64", "int64_t", "long", "long long")),
+    Element(torch.uint8, "uint8_t", "B", ("uint8", "uint8_t", "unsigned char")),
+    Element(torch.uint16, "uint16_t", "H", ("uint16", "uint16_t", "unsigned short")),
+    Element(torch.uint32, "uint32_t", "I", ("uint32", "uint32_t", "unsigned", "unsigned int")),
+    Element(torch.uint64, "uint64_t", "Q", ("uint64", "uint64_t", "size_t", "unsigned long", "unsigned long long")),
 )
+# torch.autograd.graph.increment_version of several tensors, at half its time.
+increment_version: Callable[[Sequence[Tensor]], None] = torch._C._increment_version  # type: ignore[attr-defined]
+
 _BY_DTYPE = {element.dtype: element for element in _ELEMENTS}
 _BY_WORD = {word: element.dtype for element in _ELEMENTS for word in element.words}
 _FLOATING = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
@@ -80,6 +84,7 @@ class Signature:
         if twice := {n for n in names if names.count(n) > 1}:
             raise KitError(f"[{name}] a signature must name each parameter once, got {sorted(twice)[0]} twice")
         self.variables = tuple(dict.fromkeys(p.type for p in self.parameters if p.variable))
+        self._written = [k for k, p in enumerate(self.parameters) if p.pointer and not p.const]
         for variable in self.variables:
             if not any(p.pointer and p.type == variable for p in self.parameters):
                 raise KitError(f"[{name}] type variable {variable} must be the type of a tensor, to be bound by a call")
@@ -145,6 +150,9 @@ class Signature:
             raise KitError(f"{where} a plain tensor, got {kind}{hint if isinstance(value, Tensor) else ''}")
         if value.device.type != device:
             raise KitError(f"{where} on a {device.upper()} device, got {value.device}")
+        # Of the rest of what has no elements of its own in memory, data_ptr says so.
+        if value.is_nested or value.layout is not torch.strided:
+            raise KitError(f"{where} a dense tensor, got {special(value)}")
         if contiguous and not value.is_contiguous():
             raise KitError(
                 f"{where} contiguous, got strides {list(value.stride())} of shape {list(value.shape)}: "
@@ -181,7 +189,7 @@ class Signature:
 
     def prelude(self, types: Mapping[str, torch.dtype]) -> str:
         """What comes before the source: the element types and the type variables, then line 1 of the user's own."""
-        aliases = "".join(f"using {name} = {_BY_DTYPE[dtype].kernel[0]};\n" for name, dtype in types.items())
+        aliases = "".join(f"using {name} = {_BY_DTYPE[dtype].kernel};\n" for name, dtype in types.items())
         return f'{_BEFORE}{aliases}#line 1 "{self.name}"\n'
 
     def checks(self, function: str) -> str:
@@ -196,11 +204,8 @@ class Signature:
             f'"{function} must have the {count} parameters of the signature");',
         ]
         for k, p in enumerate(self.parameters):
-            names = (p.type,) if p.variable else _BY_DTYPE[_BY_WORD[p.type]].kernel
-            if p.pointer:
-                names = tuple(f"{'const ' if p.const else ''}{name}*" for name in names)
             lines.append(
-                f"  static_assert(fastops::kit::one_of<fastops::kit::parameter<{k}, Function>, {', '.join(names)}>, "
+                f"  static_assert(fastops::kit::alike<fastops::kit::parameter<{k}, Function>, {_written(p)}>, "
                 f"\"parameter {k + 1} of {function} must be '{p}', as the signature has it\");"
             )
         lines += ["  return true;", "}", f"static_assert(fastops_kit_fits<decltype(&{function})>());{hint}"]
@@ -208,13 +213,21 @@ class Signature:
 
     def declarations(self) -> str:
         """The parameters as members of a struct, laid out as ``Packing`` does."""
-        return " ".join(
-            ("const " if p.const and p.pointer else "")
-            + (p.type if p.variable else _BY_DTYPE[_BY_WORD[p.type]].kernel[0])
-            + ("*" if p.pointer else "")
-            + f" {p.name};"
-            for p in self.parameters
+        return " ".join(f"{_written(p)} {p.name};" for p in self.parameters)
+
+    def passed(self, function: str) -> str:
+        """Those members as arguments of ``function``, whose own word for a type of 64 bits may be another."""
+        return ", ".join(
+            f"(fastops::kit::parameter<{k}, decltype(&{function})>::type)arguments->{p.name}"
+            for k, p in enumerate(self.parameters)
         )
+
+    def mark_written(self, arguments: Sequence[Any]) -> None:
+        """Before a call writes: autograd is told as torch's own in-place functions tell it, so that no backward reads
+        what it had saved in these tensors.
+        """
+        if written := [arguments[k] for k in self._written if arguments[k] is not None]:
+            increment_version(written)
 
 
 class Packing:
@@ -230,11 +243,21 @@ class Packing:
         self.offsets = offsets(self._codes)
 
     def __call__(self, arguments: Sequence[Any]) -> bytes:
-        values = [convert(value) for convert, value in zip(self._convert, arguments, strict=True)]
+        try:
+            values = [convert(value) for convert, value in zip(self._convert, arguments, strict=True)]
+        except RuntimeError:
+            raise self._without_memory(arguments) from None
         try:
             return self._struct.pack(*values)
         except struct.error:
             raise self._misfit(values) from None
+
+    def _without_memory(self, arguments: Sequence[Any]) -> KitError:
+        name = self._signature.name
+        for parameter, value in zip(self._signature.parameters, arguments, strict=True):
+            if isinstance(value, Tensor) and (why := without_memory(value)):
+                return KitError(f"[{name}] {parameter.name} must be a tensor with memory of its own, got {why}")
+        return KitError(f"[{name}] the arguments cannot be packed")
 
     def _misfit(self, values: Sequence[Any]) -> KitError:
         parameters = zip(self._signature.parameters, self._dtypes, self._codes, values, strict=True)
@@ -247,6 +270,12 @@ class Packing:
         return KitError(f"[{self._signature.name}] the arguments cannot be packed")
 
 
+def _written(parameter: Parameter) -> str:
+    """Its type in C++."""
+    element = parameter.type if parameter.variable else _BY_DTYPE[_BY_WORD[parameter.type]].kernel
+    return f"{'const ' if parameter.const else ''}{element}*" if parameter.pointer else element
+
+
 def offsets(codes: Sequence[str]) -> list[int]:
     """Where ``struct``, and C, put each of these types."""
     # A count of zero pads up to the type's alignment and no more.
@@ -254,7 +283,12 @@ def offsets(codes: Sequence[str]) -> list[int]:
 
 
 def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+    if tensor is None:
+        return 0
+    address = tensor.data_ptr()
+    if not address and tensor.numel():
+        raise RuntimeError(without_memory(tensor))
+    return address
 
 
 def _number(dtype: torch.dtype) -> Callable[[Any], Any]:

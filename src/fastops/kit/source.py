@@ -81,7 +81,7 @@ def real_of(dtypes: Sequence[int]) -> str:
 @cache
 def text_of(name: str) -> str:
     """A file of ``sources/``."""
-    return (Path(__file__).parent / "sources" / name).read_text()
+    return (Path(__file__).parent / "sources" / name).read_text("utf-8")
 
 
 @cache
@@ -90,7 +90,7 @@ def _device_headers() -> str:
     package = Path(__file__).parents[1] / "include" / "fastops" / "device"
     tree = Path(__file__).parents[3] / "cuda" / "device"
     folder = package if package.is_dir() else tree
-    lines = [line for name in ("types", "vector") for line in (folder / f"{name}.cuh").read_text().splitlines()]
+    lines = [line for name in ("types", "vector") for line in (folder / f"{name}.cuh").read_text("utf-8").splitlines()]
     return "\n".join(line for line in lines if not line.startswith(("#pragma once", "#include"))) + "\n"
 
 

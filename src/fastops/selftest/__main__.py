@@ -7,6 +7,7 @@ import sys
 import time
 
 from .. import capabilities
+from .._console import print_anything
 from . import report
 from .choices import add_arguments, chosen_cases, chosen_dtypes
 from .runner import Result, name_of, run, targets
@@ -32,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
+    print_anything()
     options = parser().parse_args(argv)
     try:
         cases, dtypes = chosen_cases(options.op), chosen_dtypes(options.dtype)

@@ -30,7 +30,7 @@ struct opmath<bfloat16> {
   using type = float;
 };
 
-// For the checks that follow the source: is the type of a kernel's K-th parameter one of these?
+// The type of a kernel's K-th parameter.
 template <int K, class Function>
 struct parameter {
   using type = void;
@@ -41,14 +41,50 @@ template <class Result, class First, class... Rest>
 struct parameter<0, Result (*)(First, Rest...)> {
   using type = First;
 };
+template <int K, class Result, class... All>
+struct parameter<K, Result (*)(All...) noexcept> : parameter<K, Result (*)(All...)> {};
 template <class Function>
 struct parameters;
 template <class Result, class... All>
 struct parameters<Result (*)(All...)> {
   static constexpr int count = sizeof...(All);
 };
-template <class Parameter, class... Allowed>
-constexpr bool one_of = (same<typename Parameter::type, Allowed>::value || ...);
+template <class Result, class... All>
+struct parameters<Result (*)(All...) noexcept> : parameters<Result (*)(All...)> {};
+
+// long and long long are two types of the same numbers: int64_t is the one or the other, by system and compiler.
+template <class T>
+struct plain {
+  using type = T;
+};
+template <>
+struct plain<long> {
+  using type = int64_t;
+};
+template <>
+struct plain<long long> {
+  using type = int64_t;
+};
+template <>
+struct plain<unsigned long> {
+  using type = uint64_t;
+};
+template <>
+struct plain<unsigned long long> {
+  using type = uint64_t;
+};
+template <class T>
+struct plain<const T> {
+  using type = const typename plain<T>::type;
+};
+template <class T>
+struct plain<T*> {
+  using type = typename plain<T>::type*;
+};
+
+// For the checks that follow the source: is this parameter of that type?
+template <class Parameter, class Expected>
+constexpr bool alike = same<typename plain<typename Parameter::type>::type, typename plain<Expected>::type>::value;
 
 }  // namespace kit
 }  // namespace fastops
