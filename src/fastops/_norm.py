@@ -93,13 +93,13 @@ def _saved(x: Tensor, dims: int, *statistics: Tensor) -> Tensor:
 
 
 def layer_forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float, weight_offset: float
 ) -> tuple[Tensor, Tensor]:
     """Output and statistics: mean, shift and rstd."""
     centred, *statistics = _layer_statistics(wide(x), _trailing(dims), eps)
     out = centred * statistics[-1]
     if weight is not None:
-        out = out * weight
+        out = out * (wide(weight) + weight_offset)
     if bias is not None:
         out = out + bias
     return out.to(x.dtype).contiguous(), _saved(x, dims, *statistics)
@@ -131,6 +131,7 @@ def layer_backward(
     need_weight: bool,
     need_bias: bool,
     eps: float,
+    weight_offset: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients for input, weight and bias. The statistics are made again, so that this can be differentiated."""
     trailing = _trailing(dims)
@@ -143,7 +144,7 @@ def layer_backward(
         grad_bias = _sum_of_rows(g, dims).to(x.dtype if bias is None else bias.dtype)
     if need_input:
         if weight is not None:
-            g = g * weight
+            g = g * (wide(weight) + weight_offset)
         mean_gh = (g * h).mean(trailing, keepdim=True)
         grad_input = _with(grad_sum, rstd * (g - g.mean(trailing, keepdim=True) - h * mean_gh), x)
     return grad_input, grad_weight, grad_bias
