@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ._autocast import computes_wide, lower_precision, single_precision
 from ._norm import trailing_dims
-from ._product import check_types, product
+from ._product import check_operands, check_types, product
 from .ops.add_layer_norm import add_layer_norm_reference
 from .ops.add_rms_norm import add_rms_norm_reference
 from .ops.axpby import axpby_reference
@@ -53,6 +53,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation
     input, weight, bias = lower_precision(input, weight, bias)  # type: ignore[assignment]
     if bias is None and weight.dim() == 1:
         return linear(input, weight.unsqueeze(0), None, activation).squeeze(-1)
+    if bias is not None and (weight.dim() != 2 or bias.device != weight.device):
+        check_operands(input, weight, bias, failed=True)
     return linear_epilogue_reference(product(input, weight), bias, activation or "none")
 
 
