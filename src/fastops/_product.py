@@ -61,7 +61,8 @@ def product(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     except (AttributeError, RuntimeError, TypeError):
         try:
             check_types(input, weight, bias)
-            check_operands(*lower_precision(input, weight, bias), failed=True)  # type: ignore[arg-type]
+            input, weight, bias = lower_precision(input, weight, bias)  # type: ignore[assignment]
+            check_operands(input, weight, bias, failed=True)
         except (RuntimeError, TypeError) as named:
             raise named from None
         raise
