@@ -1,4 +1,4 @@
-"""What is particular to the norms: the default eps, the offset of the weight, the rounded sum and its gradients."""
+"""What is particular to the norms: the default eps, the rounded sum and its gradients."""
 
 from __future__ import annotations
 

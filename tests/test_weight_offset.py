@@ -1,4 +1,4 @@
-"""What is added to a norm's weight: in the type that is computed in, under every transform, and left out where it is 0."""
+"""What is added to a norm's weight: in the type that is computed in, by every transform, left out where it is 0."""
 
 from __future__ import annotations
 
