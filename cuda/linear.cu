@@ -18,17 +18,22 @@ __device__ A activate(A u) {
   if constexpr (act == Activation::relu) return u <= 0 ? A(0) : u;
   if constexpr (act == Activation::sigmoid) return device::sigmoid_to<T>(u);
   if constexpr (act == Activation::gelu) return u * device::normal_to<T>(u).cdf;
+  if constexpr (act == Activation::gelu_tanh) return u * device::logistic_normal_to<T>(u).cdf;
   if constexpr (act == Activation::silu) return u * device::sigmoid_to<T>(u);
   return u;
 }
 
-// grad·activation'; for relu and sigmoid `s` is the output, for gelu and silu the input u = x + bias.
+// grad·activation'. `s` is the input u = x + bias where it is computed from that, else the output.
 template <class T, Activation act, class A>
 __device__ A differentiate(A grad, A s) {
   if constexpr (act == Activation::relu) return s <= 0 ? A(0) : grad;
   if constexpr (act == Activation::sigmoid) return grad * s * (1 - s);
   if constexpr (act == Activation::gelu) {
     auto at = device::normal_to<T>(s);
+    return grad * (at.cdf + s * at.pdf);
+  }
+  if constexpr (act == Activation::gelu_tanh) {
+    auto at = device::logistic_normal_to<T>(s);
     return grad * (at.cdf + s * at.pdf);
   }
   if constexpr (act == Activation::silu) {
@@ -49,6 +54,7 @@ int dispatch_activation(Activation activation, F f) {
     case Activation::relu: return f(activation_tag<Activation::relu>{});
     case Activation::sigmoid: return f(activation_tag<Activation::sigmoid>{});
     case Activation::gelu: return f(activation_tag<Activation::gelu>{});
+    case Activation::gelu_tanh: return f(activation_tag<Activation::gelu_tanh>{});
     case Activation::silu: return f(activation_tag<Activation::silu>{});
     default: return f(activation_tag<Activation::none>{});
   }
@@ -114,7 +120,6 @@ __global__ void __launch_bounds__(kWalkThreads) epilogue_backward_kernel(LinearE
   wait_for_earlier_kernels();
   let_next_kernel_start();
   using A = accumulate_t<T>;
-  constexpr bool kFromInput = act == Activation::gelu || act == Activation::silu;
   __shared__ A parts[kWalkThreads * V];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x * V, column = first + threadIdx.x * V;
   const bool inside = column < a.n;
@@ -127,7 +132,7 @@ __global__ void __launch_bounds__(kWalkThreads) epilogue_backward_kernel(LinearE
       device::load<true, V>(static_cast<const T*>(a.saved) + row * a.n + read, V, saved);
   };
   const auto load_bias = [&] {
-    if (kFromInput && a.bias) device::load<true, V>(static_cast<const P*>(a.bias) + read, V, bias);
+    if (kFromInput<act> && a.bias) device::load<true, V>(static_cast<const P*>(a.bias) + read, V, bias);
   };
   walk_rows(a.rows, inside, load, load_bias, [&](int64_t row, bool own) {
 #pragma unroll

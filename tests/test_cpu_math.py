@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastops.cases.linear import gelu
+from fastops.cases.linear import PLAIN_ACTIVATIONS, gelu, gelu_tanh
 
 ops = torch.ops.fastops
 
@@ -36,6 +36,7 @@ FUNCTIONS = [
     pytest.param(tanh, torch.tanh, 3, id="tanh"),
     pytest.param(elu, torch.nn.functional.elu, 2, id="elu"),
     pytest.param(lambda x: ops.linear_epilogue(x, None, "gelu"), gelu, 10, id="gelu"),
+    pytest.param(lambda x: ops.linear_epilogue(x, None, "gelu_tanh"), gelu_tanh, 3, id="gelu_tanh"),
     pytest.param(lambda x: ops.linear_epilogue(x, None, "silu"), torch.nn.functional.silu, 5, id="silu"),
 ]
 
@@ -46,7 +47,8 @@ def test_ulps(level: str, ours: Callable[[Tensor], Tensor], truth: Callable[[Ten
     y, t = ours(x), truth(x.double())
     assert torch.equal(y.isnan(), t.isnan())
     assert torch.equal(y.isinf(), t.float().isinf())
-    # silu and gelu of a large negative number are that number times a denormal, whose few digits they inherit.
+    # silu and gelu, in both forms, of a large negative number are that number times a denormal, whose few digits they
+    # inherit.
     usual = t.isfinite() & t.float().isfinite() & (t.abs() > 104 * torch.finfo(torch.float32).tiny)
     ulps = (y.double() - t).abs()[usual] / (t.abs()[usual] * 2.0**-23)
     assert ulps.max().item() <= bound
@@ -74,22 +76,45 @@ def test_ulps_of_sigmoid_in_float64(level: str) -> None:
     assert ops.sigmoid(special)[0].isnan()
 
 
+def test_ulps_of_gelu_tanh_in_float64(level: str) -> None:
+    """The exponent alone would be wrong by its own units in the last place, 100 and more in the tail."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.cat(
+        [
+            torch.empty(3000, dtype=torch.float64).uniform_(-21.3, 9, generator=generator),
+            torch.randn(2000, dtype=torch.float64, generator=generator),
+            torch.tensor([0.0, 1e-300, -1e-300, 22.0, 1e308, -1e308], dtype=torch.float64),
+        ]
+    )
+    found, slopes = ops.linear_epilogue(x, None, "gelu_tanh").tolist(), derivative(x, "gelu_tanh").tolist()
+    limits = torch.finfo(torch.float64)
+    with mpmath.workprec(300):
+        scale, cubic = mpmath.sqrt(2 / mpmath.pi), mpmath.mpf("0.044715")
+        for value, y, slope in zip(map(mpmath.mpf, x.tolist()), found, slopes, strict=True):
+            part = 1 / (1 + mpmath.exp(-2 * scale * (value + cubic * value**3)))
+            truth, density = value * part, 2 * scale * (1 + 3 * cubic * value**2) * part * (1 - part)
+            assert abs(y - truth) <= 3 * limits.eps * max(abs(truth), 32 * limits.tiny)
+            assert abs(slope - part - value * density) <= 3 * limits.eps * (1 + abs(part + value * density))
+
+
 def derivative(x: Tensor, activation: str) -> Tensor:
     saved = x[:, None]
     return ops.linear_epilogue_backward(torch.ones_like(saved), saved, None, activation, False)[0][:, 0]
 
 
-@pytest.mark.parametrize("activation", ["gelu", "silu"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
 def test_derivatives(level: str, activation: str) -> None:
     """They cross zero, so the error is counted in ulps of 1 + |truth|."""
     x = every_kind_of_number()
     x = x[x.isfinite()]
     wide = x.double().requires_grad_()
-    y = gelu(wide) if activation == "gelu" else torch.nn.functional.silu(wide)
-    (t,) = torch.autograd.grad(y.sum(), wide)
+    (t,) = torch.autograd.grad(PLAIN_ACTIVATIONS[activation](wide).sum(), wide)
     known = t.isfinite()
-    error = (derivative(x, activation).double() - t).abs() / ((1 + t.abs()) * 2.0**-23)
+    found = derivative(x, activation)
+    error = (found.double() - t).abs() / ((1 + t.abs()) * 2.0**-23)
     assert error[known].max().item() <= 4
+    if activation == "gelu_tanh":
+        assert found.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastops.cases.linear import PLAIN_ACTIVATIONS, gelu
+from fastops.cases.linear import PLAIN_ACTIVATIONS, gelu, gelu_tanh
 
 ops = torch.ops.fastops
 
@@ -39,8 +39,41 @@ def test_derivative_of_gelu(cuda: torch.device) -> None:
     assert largest_ulps(found, truth, distribution + (wide.detach() * density).abs()) <= 12
 
 
+def test_gelu_tanh(cuda: torch.device) -> None:
+    x = numbers(cuda)
+    x = x[x.abs() < 10]  # beyond, what it is to the left is no normal number of float32
+    truth = gelu_tanh(x.double())
+    assert largest_ulps(ops.linear_epilogue(x[:, None], None, "gelu_tanh")[:, 0], truth, truth) <= 8
+
+
+def test_derivative_of_gelu_tanh(cuda: torch.device) -> None:
+    """Beside its two terms, as gelu's."""
+    x = numbers(cuda)
+    x = x[x.abs() < 10]
+    wide = x.double().requires_grad_()
+    (truth,) = torch.autograd.grad(gelu_tanh(wide).sum(), wide)
+    z2 = 2 * (2 / torch.pi) ** 0.5 * (wide + 0.044715 * wide**3)
+    part = torch.sigmoid(z2)
+    (slope,) = torch.autograd.grad(part.sum(), wide)
+    found = ops.linear_epilogue_backward(torch.ones_like(x)[:, None], x[:, None], None, "gelu_tanh", False)[0][:, 0]
+    assert largest_ulps(found, truth, part.detach() + (wide.detach() * slope).abs()) <= 10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_gelu_tanh_of_what_is_large_or_no_number(dtype: torch.dtype, cuda: torch.device) -> None:
+    """torch's own, but for the derivative at large numbers, of which torch's square overflows."""
+    x = torch.tensor([torch.nan, torch.inf, -torch.inf, 6e4, -6e4, torch.finfo(dtype).max, torch.finfo(dtype).min])
+    x = x.to(dtype).to(cuda)[:, None]
+    y = ops.linear_epilogue(x, None, "gelu_tanh")
+    expected = torch.nn.functional.gelu(x.double(), approximate="tanh").to(dtype)
+    torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
+    slopes = ops.linear_epilogue_backward(torch.ones_like(x), x, None, "gelu_tanh", False)[0][:, 0].tolist()
+    assert all(slope != slope for slope in slopes[:3])
+    assert slopes[3:] == [1.0, 0.0, 1.0, 0.0]
+
+
 @pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 0.51), (torch.float16, 0.57)])
-@pytest.mark.parametrize("activation", ["sigmoid", "silu", "gelu"])
+@pytest.mark.parametrize("activation", ["sigmoid", "silu", "gelu", "gelu_tanh"])
 def test_every_half_precision_number(activation: str, dtype: torch.dtype, most: float, cuda: torch.device) -> None:
     """Half a unit in the last place is the rounding's, denormals' unit that of the least normal number."""
     every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)

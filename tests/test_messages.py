@@ -131,11 +131,11 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: fastops.linear(r(3, 4), r(5, 4), None, "tanh"),
-        "[linear] activation must be None or one of relu, sigmoid, gelu, silu, got 'tanh'",
+        "[linear] activation must be None or one of relu, sigmoid, gelu, gelu_tanh, silu, got 'tanh'",
     ),
     (
         lambda: fastops.reference.linear(r(3, 4), r(5, 4), None, "tanh"),
-        "[linear] activation must be None or one of relu, sigmoid, gelu, silu, got 'tanh'",
+        "[linear] activation must be None or one of relu, sigmoid, gelu, gelu_tanh, silu, got 'tanh'",
     ),
     (
         lambda: fastops.linear(r(3, 4), r(5, 4), r(4), "relu"),
@@ -151,7 +151,15 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: raw.linear_epilogue(r(3, 4), None, "tanh"),
-        "[linear] activation must be one of none, relu, sigmoid, gelu, silu, got tanh",
+        "[linear] activation must be one of none, relu, sigmoid, gelu, gelu_tanh, silu, got tanh",
+    ),
+    (
+        lambda: raw.linear_epilogue(r(3, 4).to("meta"), None, "tanh"),
+        "[linear] activation must be one of none, relu, sigmoid, gelu, gelu_tanh, silu, got tanh",
+    ),
+    (
+        lambda: raw.linear_epilogue_backward_reference(r(3, 4), r(3, 4), None, "tanh", True),
+        "[linear_epilogue_backward] activation must be one of none, relu, sigmoid, gelu, gelu_tanh, silu, got tanh",
     ),
     (
         lambda: raw.linear_epilogue_backward(r(3, 4), r(3, 5), None, "relu", True),
@@ -222,6 +230,75 @@ def test_message_of_another_device(cuda: torch.device) -> None:
         name, first = (("y", "x"), ("weight", "input"), ("bias", "input"), ("residual", "input"))[k]
         with pytest.raises(RuntimeError, match=rf"\] {name} must be on {first}'s device c\w+(:0)?, got c"):
             call()
+
+
+F64, BF16, BOOL = torch.float64, torch.bfloat16, torch.bool
+LINEAR: dict[str, tuple[tuple[Any, ...], str]] = {  # input, weight, bias
+    "in_features": ((r(3, 6), r(4, 5), None), "input must end in weight's in_features 5, got shape [3, 6]"),
+    "in_features, a vector": ((r(6), r(5), None), "input must end in weight's in_features 5, got shape [6]"),
+    "0-d input": ((r(), r(4, 5), None), "input must have at least 1 dimension, got []"),
+    "0-d weight": ((r(3, 5), r(), None), "weight must have shape [out_features, in_features], got []"),
+    "3-d weight": ((r(3, 5), r(2, 4, 5), None), "weight must have shape [out_features, in_features], got [2, 4, 5]"),
+    "1-d weight and bias": ((r(3, 5), r(5), r()), "weight must have shape [out_features, in_features], got [5]"),
+    "bias": ((r(3, 5), r(4, 5), r(5)), "bias must have shape [4], got [5]"),
+    "bias of 3-d rows": ((r(2, 3, 5), r(4, 5), r(5)), "bias must have shape [4], got [5]"),
+    "3-d bias": ((r(3, 5), r(4, 5), r(2, 3, 4)), "bias must have shape [4], got [2, 3, 4]"),
+    "meta bias's shape": (
+        tuple(x.to("meta") for x in (r(3, 5), r(4, 5), r(5))),
+        "bias must have shape [4], got [5]",
+    ),
+    "dtype": ((r(3, 5), r(4, 5, dtype=F64), None), "weight must have input's dtype torch.float32, got torch.float64"),
+    "meta's dtype": (
+        (r(3, 5).to("meta"), r(4, 5, dtype=F64).to("meta"), None),
+        "weight must have input's dtype torch.float32, got torch.float64",
+    ),
+    "bias's dtype": (
+        (r(3, 5), r(4, 5), r(4, dtype=F64)),
+        "bias must have input's dtype torch.float32, got torch.float64",
+    ),
+    "bool": (
+        (r(3, 5).to(BOOL), r(4, 5).to(BOOL), None),
+        "input must be floating point or complex, got torch.bool",
+    ),
+    "device": ((r(3, 5), r(4, 5).to("meta"), None), "weight must be on input's device cpu, got meta"),
+    "bias's device": ((r(3, 5), r(4, 5), r(4).to("meta")), "bias must be on input's device cpu, got meta"),
+    "no input": ((None, r(4, 5), None), "input must be a Tensor, got NoneType"),
+    "a list as input": (([1.0], r(4, 5), None), "input must be a Tensor, got list"),
+    "no weight": ((r(3, 5), None, None), "weight must be a Tensor, got NoneType"),
+    "a list as weight": ((r(3, 5), [1.0], None), "weight must be a Tensor, got list"),
+    "a list as bias": ((r(3, 5), r(4, 5), [1.0]), "bias must be a Tensor or None, got list"),
+}
+
+
+def learning(x: Any) -> Any:
+    return x.detach().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+
+WAYS: dict[str, Callable[..., Any]] = {
+    "eager": fastops.linear,
+    "reference": fastops.reference.linear,
+    "autograd": lambda x, w, b, a: fastops.linear(learning(x), learning(w), learning(b), a),
+    "autocast": torch.autocast("cpu", BF16)(fastops.linear),
+    "vmap": lambda x, w, b, a: torch.vmap(lambda x: fastops.linear(x, w, b, a))(x[None]),
+    "compile": torch.compile(fastops.linear, backend="eager"),
+}
+
+
+@pytest.mark.parametrize(("args", "message"), LINEAR.values(), ids=LINEAR)
+@pytest.mark.parametrize("activation", [None, "gelu_tanh"])
+@pytest.mark.parametrize("way", WAYS)
+def test_message_of_linear(args: tuple[Any, ...], message: str, activation: str | None, way: str) -> None:
+    """Without an activation it is torch's own call, whose errors name neither the op nor the argument."""
+    if way == "vmap" and (not isinstance(args[0], torch.Tensor) or "[2, 3, 4]" in message):
+        pytest.skip("there is nothing to map over, or torch's own call takes the bias")
+    if way == "autocast" and isinstance(args[0], torch.Tensor) and args[0].is_cpu:  # which casts what is not float64
+        cast = "dtype torch.bfloat16" + (" or torch.float32" if message.startswith("bias") else "")
+        message = message.replace("dtype torch.float32", cast)
+    torch._dynamo.reset()
+    with pytest.raises(TypeError if "must be a Tensor" in message else RuntimeError) as error:
+        WAYS[way](*args, activation)
+    assert f"[linear] {message}" in str(error.value)
+    assert way == "compile" or str(error.value).startswith("[linear]")
 
 
 def test_unsupported_dtype_says_why() -> None:

@@ -62,6 +62,7 @@ def linear_with(name: str) -> Callable[..., torch.nn.Module]:
         "relu": torch.relu,
         "sigmoid": torch.sigmoid,
         "gelu": torch.nn.functional.gelu,
+        "gelu_tanh": torch.nn.GELU(approximate="tanh"),
         "silu": torch.nn.functional.silu,
     }
     return lambda **options: Sequence(torch.nn.Linear(7, 5, **options), functions[name])
@@ -108,7 +109,7 @@ CASES = {
     "Sigmoid": Case(lambda **o: nn.Sigmoid(), lambda **o: torch.nn.Sigmoid(), ((4, 6),), parameters=False),
     "LLTM": Case(lambda **o: nn.LLTM(4, 3, **o), lambda **o: TutorialLLTM(4, 3, **o), ((5, 4), (5, 3), (5, 3))),
 }
-for _name in ("relu", "sigmoid", "gelu", "silu"):
+for _name in ("relu", "sigmoid", "gelu", "gelu_tanh", "silu"):
     CASES[f"Linear and {_name}"] = Case(
         lambda _name=_name, **o: nn.Linear(7, 5, activation=_name, **o), linear_with(_name), ((3, 7),), same_repr=False
     )
@@ -311,9 +312,9 @@ REFERENCES: dict[str, tuple[list[tuple[int, ...]], dict[str, Any]]] = {
     "sigmoid": ([(4, 6)], {}),
     "axpby": ([(4, 6), (6,)], {"alpha": 3.0, "beta": -1.0}),
     "linear": ([(3, 7), (5, 7), (5,)], {"activation": "silu"}),
-    "layer_norm": ([(5, 9)], {"normalized_shape": (9,)}),
+    "layer_norm": ([(5, 9)], {"normalized_shape": (9,), "weight_offset": 1.0}),
     "rms_norm": ([(5, 9)], {"normalized_shape": (9,), "weight_offset": 1.0}),
-    "add_layer_norm": ([(5, 9), (5, 9)], {"normalized_shape": (9,)}),
+    "add_layer_norm": ([(5, 9), (5, 9)], {"normalized_shape": (9,), "weight_offset": 1.0}),
     "add_rms_norm": ([(5, 9), (5, 9)], {"normalized_shape": (9,)}),
     "lltm": ([(5, 4), (9, 7), (9,), (5, 3), (5, 3)], {}),
 }

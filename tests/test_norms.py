@@ -1,4 +1,4 @@
-"""What is particular to the norms: the default eps, the offset of the weight, the rounded sum and its gradients."""
+"""What is particular to the norms: the default eps, the rounded sum and its gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from added import N, every_added, inputs
 from recorder import Recorder
 from table import assert_close
 from torch import Tensor
-from transforms import every_transform
 
 import fastops
 from fastops import nn
@@ -54,80 +53,6 @@ def test_opcheck_without_eps(dtype: torch.dtype, device: torch.device) -> None:
     torch.library.opcheck(ops.add_rms_norm_forward.default, (x, r))
     rstd = ops.rms_norm_forward(x)[1]
     torch.library.opcheck(ops.rms_norm_backward.default, (x, x, rstd, w, True, True, None, 1.0))
-
-
-# weight_offset
-
-
-@every_dtype
-@pytest.mark.parametrize("function", ["kernels", "reference"])
-def test_weight_offset(dtype: torch.dtype, device: torch.device, function: str) -> None:
-    """Added in the type that is computed in: a weight that 1 would swallow in the half types still counts."""
-    module: Any = fastops if function == "kernels" else fastops.reference
-    make = Make(device, dtype)
-    x, w = make(9, N).requires_grad_(), make(N, scale=1e-3).requires_grad_()
-    y = module.rms_norm(x, (N,), w, 1e-6, weight_offset=1.0)
-    grad = make(9, N)
-    found = y, *torch.autograd.grad(y, (x, w), grad)
-    wide = [t.detach().double().requires_grad_() for t in (x, w)]
-    truth = formulas.rms_norm(wide[0], (N,), wide[1], 1e-6, weight_offset=1.0)
-    expected = truth, *torch.autograd.grad(truth, wide, grad.double())
-    for a, b in zip(found, expected, strict=True):
-        assert ulps(a, b.detach().cpu()) < (0.51 if dtype in (torch.float16, torch.bfloat16) and a is y else 8)
-    added, total = module.add_rms_norm(x, torch.zeros_like(x), (N,), w, 1e-6, weight_offset=1.0)
-    assert same_bits(added, y)
-    assert same_bits(total, x)
-
-
-def test_weight_offset_without_a_weight(device: torch.device) -> None:
-    x = Make(device, torch.float32)(9, N)
-    assert same_bits(fastops.rms_norm(x, (N,), weight_offset=1.0), fastops.rms_norm(x, (N,)))
-
-
-OFFSET: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
-    "rms_norm": (fastops.rms_norm, formulas.rms_norm, 1),
-    "add_rms_norm": (fastops.add_rms_norm, formulas.add_rms_norm, 2),
-}
-every_offset = pytest.mark.parametrize(("function", "formula", "lead"), OFFSET.values(), ids=OFFSET)
-
-
-def with_offset(function: Callable[..., Any], lead: int) -> Callable[..., Any]:
-    return lambda *t: function(*t[:lead], (4,), *t[lead:], 0.5, weight_offset=0.75)
-
-
-@every_offset
-@every_transform
-def test_transforms_with_an_offset(
-    function: Any, formula: Any, lead: int, transform: Callable[..., Any], device: torch.device
-) -> None:
-    make = Make(device, torch.float64)
-    shapes = [(3, 4)] * lead + [(4,)]
-    x, batch = [make(*s) for s in shapes], [make(6, *s) for s in shapes]
-    ours, plain = (transform(with_offset(f, lead), x, batch) for f in (function, formula))
-    assert_close(ours, plain)
-
-
-@every_offset
-def test_compile_with_an_offset(function: Any, formula: Any, lead: int, device: torch.device) -> None:
-    make = Make(device, torch.float64)
-    x = [make(*s).requires_grad_() for s in [(3, 4)] * lead + [(4,)]]
-    torch._dynamo.reset()
-    compiled = torch.compile(with_offset(function, lead), fullgraph=True, backend="aot_eager")
-    results = []
-    for f in (compiled, with_offset(formula, lead)):
-        out = f(*x)
-        loss = sum(o.sin().sum() for o in (out if isinstance(out, tuple) else (out,)))
-        results.append((out, torch.autograd.grad(loss, x)))
-    assert_close(*results)
-
-
-@every_offset
-@pytest.mark.parametrize("check", [torch.autograd.gradcheck, torch.autograd.gradgradcheck])
-def test_finite_differences_with_an_offset(
-    function: Any, formula: Any, lead: int, check: Callable[..., bool], device: torch.device
-) -> None:
-    make = Make(device, torch.float64)
-    assert check(with_offset(function, lead), [make(*s).requires_grad_() for s in [(3, 4)] * lead + [(4,)]])
 
 
 # The sum
@@ -384,13 +309,15 @@ def test_complex_rows_are_torchs(device: torch.device) -> None:
     assert_close(*(torch.autograd.grad(out.abs().sum(), (x, w)) for out in (ours, theirs)))
 
 
-# nn.RMSNorm
+# nn.RMSNorm, nn.LayerNorm
 
 
-def test_module_with_an_offset_starts_as_torchs() -> None:
+@pytest.mark.parametrize("name", ["RMSNorm", "LayerNorm"])
+def test_module_with_an_offset_starts_as_torchs(name: str) -> None:
     """Weights around zero: a different state_dict for the same function, under the same key."""
-    ours, theirs = nn.RMSNorm(9, weight_offset=1.0, dtype=torch.float64), torch.nn.RMSNorm(9, dtype=torch.float64)
-    assert list(ours.state_dict()) == list(theirs.state_dict()) == ["weight"]
+    ours = getattr(nn, name)(9, weight_offset=1.0, dtype=torch.float64)
+    theirs = getattr(torch.nn, name)(9, dtype=torch.float64)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
     assert not ours.weight.any()
     x = torch.randn(5, 9, dtype=torch.float64)
     assert_close(ours(x), theirs(x))
@@ -407,3 +334,7 @@ def test_module_says_its_offset() -> None:
         "RMSNorm((9,), eps=None, elementwise_affine=True, weight_offset=1.0)"
     )
     assert "weight_offset" not in repr(nn.RMSNorm(9))
+    assert repr(nn.LayerNorm(9, weight_offset=0.5)) == (
+        repr(torch.nn.LayerNorm(9)).removesuffix(")") + ", weight_offset=0.5)"
+    )
+    assert nn.LayerNorm(9, elementwise_affine=False, weight_offset=1.0).weight is None

@@ -140,8 +140,8 @@ library.impl("axpby", spoil, allow_override=True)
 import torch
 library = torch.library.Library("fastops", "IMPL", "CPU")
 right = torch.ops.fastops.layer_norm_reference.default
-def spoil(input, weight=None, bias=None, dims=1, eps=1e-5):
-    return right(input, weight, bias, dims, eps) * (1 + 2**-23 * (input.shape[0] % 2))
+def spoil(input, weight=None, bias=None, dims=1, eps=1e-5, weight_offset=0.0):
+    return right(input, weight, bias, dims, eps, weight_offset) * (1 + 2**-23 * (input.shape[0] % 2))
 library.impl("layer_norm", spoil, allow_override=True)
 """,
         "row alone as in the batch",

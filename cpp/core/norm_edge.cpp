@@ -73,6 +73,18 @@ static void run_segments(Kernel* kernel, const Arguments& a, const Tensor& input
                      [&](int64_t begin, int64_t end) { kernel(a, pass, found, begin, end); });
 }
 
+// The CUDA kernels of a layer norm have no offset: they are given the sum, in the type that they compute in, as theirs of an
+// rms norm add it up.
+template <class Call>
+static void add_offset(Call& c) {
+  if (c.norm != Norm::layer || !c.weight || c.weight_offset == 0) return;
+  const Tensor weight = to_dtype(*std::move(c.weight), accumulate_type(*dtype_of(c.input)));
+  const Tensor ones =
+      call<Tensor>("aten::ones_like", weight, std::nullopt, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
+  c.weight = call<Tensor>("fastops::axpby", weight, ones, 1.0, c.weight_offset);
+  c.weight_offset = 0;
+}
+
 double rms_eps(std::optional<double> eps, const Tensor& normalized) {
   if (eps) return *eps;
   return dtype_of(normalized) == DType::f64 ? std::numeric_limits<double>::epsilon()
@@ -99,6 +111,7 @@ NormOutputs norm_forward(NormForwardCall c) {
   const auto rows_of = input.is_cuda() ? as_aligned_rows : as_rows;
   Rows x = rows_of(input, c.dims), residual;
   if (c.residual) residual = rows_of(*c.residual, c.dims);
+  if (input.is_cuda()) add_offset(c);
   NormForward a;
   a.norm = c.norm;
   a.dtype = dtype;
@@ -172,6 +185,7 @@ NormGradients norm_backward(NormBackwardCall c) {
   const auto rows_of = input.is_cuda() ? as_aligned_rows : as_rows;
   Rows x = rows_of(input, dims), g = rows_of(c.grad, dims), g_sum;
   if (c.grad_sum) g_sum = rows_of(*c.grad_sum, dims);
+  if (input.is_cuda()) add_offset(c);
   if (c.weight) c.weight = input.is_cuda() ? as_aligned(*std::move(c.weight)) : as_contiguous(*std::move(c.weight));
   NormBackward a;
   a.norm = c.norm;

@@ -12,17 +12,22 @@ FASTOPS_INLINE V activate(V u) {
   if constexpr (act == Activation::relu) return select(u <= 0, like(u, 0), u);
   if constexpr (act == Activation::sigmoid) return sigmoid<T>(u);
   if constexpr (act == Activation::gelu) return gelu<T>(u);
+  if constexpr (act == Activation::gelu_tanh) return u * logistic_normal_of<T>(u).cdf;
   if constexpr (act == Activation::silu) return u * sigmoid<T>(u);
   return u;
 }
 
-// g times the derivative. For relu and sigmoid `s` is the output, for gelu and silu the input u = x + bias.
+// g times the derivative. `s` is the input u = x + bias where it is computed from that, else the output.
 template <class T, Activation act, class V>
 FASTOPS_INLINE V descend(V g, V s) {
   if constexpr (act == Activation::relu) return select(s <= 0, like(g, 0), g);  // not a product: 0·inf is NaN
   if constexpr (act == Activation::sigmoid) return g * (s * (1 - s));
   if constexpr (act == Activation::gelu) {
     const auto at = normal_of<T>(s);
+    return g * (at.cdf + s * at.pdf);
+  }
+  if constexpr (act == Activation::gelu_tanh) {
+    const auto at = logistic_normal_of<T>(s);
     return g * (at.cdf + s * at.pdf);
   }
   if constexpr (act == Activation::silu) {
@@ -44,6 +49,7 @@ FASTOPS_INLINE void dispatch_activation(Activation activation, F f) {
     case Activation::relu: return f(activation_tag<Activation::relu>{});
     case Activation::sigmoid: return f(activation_tag<Activation::sigmoid>{});
     case Activation::gelu: return f(activation_tag<Activation::gelu>{});
+    case Activation::gelu_tanh: return f(activation_tag<Activation::gelu_tanh>{});
     case Activation::silu: return f(activation_tag<Activation::silu>{});
   }
 }
@@ -129,7 +135,7 @@ __attribute__((noinline)) void backward_run(const T* grad, const T* saved, const
     if constexpr (act != Activation::none) {
       prefetch_ahead<kUnit<T>>(saved + i);
       auto s = load(saved + i, part);
-      if constexpr (act == Activation::gelu || act == Activation::silu)
+      if constexpr (kFromInput<act>)
         if (bias) s = s + load_as<T>(bias + i, part);
       g = of_each([](auto g, auto s) { return descend<T, act>(g, s); }, g, s);
     }
@@ -155,8 +161,7 @@ void backward_rows(const LinearEpilogueBackward& a, int64_t chunk_begin, int64_t
   using A = accumulate_t<T>;
   const T *grad = static_cast<const T*>(a.grad), *saved = static_cast<const T*>(a.saved);
   T* grad_input = static_cast<T*>(a.grad_input);
-  constexpr bool from_input = act == Activation::gelu || act == Activation::silu;
-  const void* bias = from_input ? a.bias : nullptr;
+  const void* bias = kFromInput<act> ? a.bias : nullptr;
   auto begin_of = [&](int64_t chunk) { return chunk * a.rows / a.chunks * a.n; };
   if (!bias && !a.partial) {
     const int64_t begin = begin_of(chunk_begin);

@@ -4,7 +4,12 @@
 
 namespace fastops {
 
-enum class Activation : int { none, relu, sigmoid, gelu, silu };
+// gelu: u·Phi(u); gelu_tanh: u·sigmoid(2z), which is u·(1 + tanh(z)) / 2, with z = sqrt(2 / pi)·(u + 0.044715·u³).
+enum class Activation : int { none, relu, sigmoid, gelu, gelu_tanh, silu };
+constexpr const char* kActivations[] = {"none", "relu", "sigmoid", "gelu", "gelu_tanh", "silu"};
+// Whether the derivative is computed from the activation's input u = x + bias; of the others, from its output.
+template <Activation a>
+constexpr bool kFromInput = a >= Activation::gelu;
 
 struct LinearEpilogue {
   DType dtype, parameter;  // parameter: bias
@@ -20,7 +25,7 @@ struct LinearEpilogueBackward {
   Activation activation;
   int64_t rows, n;
   const void* grad;
-  const void* saved;  // relu, sigmoid: the output; gelu, silu: the GEMM's result; none: not read
+  const void* saved;  // relu, sigmoid: the output; the others: the GEMM's result; none: not read
   const void* bias;   // null: 0, or in saved already
   void* grad_input;
   void* grad_bias;  // null: not asked for

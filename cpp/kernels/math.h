@@ -23,6 +23,7 @@ FASTOPS_INLINE V select(decltype(V{} < V{}) mask, V a, V b) {
 
 constexpr uint32_t kSign = 0x80000000u;
 FASTOPS_INLINE vf32 magnitude(vf32 x) { return (vf32)((simd<float>::bits)x & ~kSign); }
+FASTOPS_INLINE vf64 magnitude(vf64 x) { return select(x < 0, -x, x); }
 FASTOPS_INLINE vf32 minus_abs(vf32 x) { return (vf32)((simd<float>::bits)x | kSign); }
 FASTOPS_INLINE vf64 minus_abs(vf64 x) { return select(x < 0, x, -x); }
 
@@ -45,6 +46,7 @@ FASTOPS_INLINE vf32 at_most(vf32 x, float bound) {
   return select(x > bound, splat(bound), x);
 #endif
 }
+FASTOPS_INLINE vf64 at_most(vf64 x, double bound) { return select(x > bound, splat(bound), x); }
 
 // n / d for 1 <= d <= 8, where nothing overflows.
 FASTOPS_INLINE vf32 quotient(vf32 n, vf32 d) {
@@ -232,6 +234,59 @@ template <class T>
 FASTOPS_INLINE vf32 gelu(vf32 x) {
   vf32 a = magnitude(at_most(x, 15.0f));
   return at_least(x, 0.0f) - a * normal_tail<T>(at_most(a, 15.0f)).cdf;
+}
+
+// 2z = x·(first + third·x²) with z = sqrt(2 / pi)·(x + 0.044715·x³): the constants' first half of the digits, and the rest.
+template <class A>
+struct cubic;
+template <>
+struct cubic<float> {
+  static constexpr float first = 0x1.988p0f, first_rest = 0x1.14cf5p-14f, third = 0x1.244p-4f,
+                         third_rest = 0x1.3ca936p-18f;
+  static constexpr uint32_t head = 0xfffff000u;
+  static constexpr float most = 11.0f;  // e^-2z is 0 from there on
+};
+template <>
+struct cubic<double> {
+  static constexpr double first = 0x1.988453p0, first_rest = 0x1.ea1b284687e5ap-27;
+  static constexpr double third = 0x1.2444f28p-4, third_rest = 0x1.26c5a57a4def1p-31;
+  static constexpr uint64_t head = 0xfffffffff8000000u;
+  static constexpr double most = 22.0;
+};
+
+template <class A, class V>
+FASTOPS_INLINE V head_of(V x) {
+  return (V)((typename simd<A>::bits)x & cubic<A>::head);
+}
+
+// e^-2z for 0 <= x <= most. The exponent's rounding would be the power's error: products of heads are exact, so that what
+// they leave is known, and what the sum's rounding takes comes back as a factor.
+template <class T, class V>
+FASTOPS_INLINE V exp_minus_cubic(V x) {
+  using A = accumulate_t<T>;
+  using C = cubic<A>;
+  constexpr A third = C::third + C::third_rest;
+  if constexpr (sizeof(T) == 2) {
+    return exp<true>(-x * (x * x * third + (C::first + C::first_rest)));
+  } else {
+    const V h = head_of<A>(x), low = x - h, square = h * h, q = head_of<A>(square);
+    const V slope = head_of<A>(q * C::third + C::first), product = h * slope;
+    const V left = (q * C::third - (slope - C::first)) +
+                   (third * ((square - q) + low * (x + h)) + (q * C::third_rest + C::first_rest));
+    const V rest = low * (slope + left) + h * left, sum = product + rest;
+    const V e = exp(-sum);
+    return e - e * (rest - (sum - product));
+  }
+}
+
+// sigmoid(2z), which is (1 + tanh(z)) / 2, near the normal distribution function, and its derivative.
+template <class T, class V>
+FASTOPS_INLINE normal<V> logistic_normal_of(V x) {
+  using C = cubic<accumulate_t<T>>;
+  const V a = at_most(magnitude(x), C::most), e = exp_minus_cubic<T>(a), one = like(x, 1);
+  const V large = quotient(one, one + e), small = e * large;
+  const V slope = a * a * (3 * (C::third + C::third_rest)) + (C::first + C::first_rest);
+  return {select(x < 0, small, large), small * large * slope};
 }
 
 }  // namespace fastops::FASTOPS_ISA

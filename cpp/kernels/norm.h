@@ -1,8 +1,9 @@
 #pragma once
 // Arguments of the norm kernels, CPU and CUDA. Rows of n elements, contiguous within a row.
 //
-//   layer: y = (x - mean)·rstd·weight + bias,      rstd = 1 / sqrt(mean of (x - mean)² + eps)
-//   rms:   y = x·rstd·(weight + weight_offset),    rstd = 1 / sqrt(mean of x² + eps);   without a weight y = x·rstd
+//   layer: y = (x - mean)·rstd·(weight + weight_offset) + bias,   rstd = 1 / sqrt(mean of (x - mean)² + eps)
+//   rms:   y = x·rstd·(weight + weight_offset),                   rstd = 1 / sqrt(mean of x² + eps)
+// Without a weight there is no factor.
 //
 // x is the input, or input + residual rounded to the dtype. A layer norm keeps its mean as two numbers, `mean` as rounded and
 // `shift`, what rounding took from it: x - mean is exact where x lies near the mean, and small elements keep their digits

@@ -1,4 +1,4 @@
-// With g = grad·weight, for rms grad·(weight + weight_offset), and h = (x - mean)·rstd - shift·rstd, for rms x·rstd:
+// With g = grad·(weight + weight_offset) and h = (x - mean)·rstd - shift·rstd, for rms x·rstd:
 //   layer: grad_input = rstd·(g - mean(g) - h·mean(g·h)),   rms: grad_input = rstd·(g - h·mean(g·h))
 //   grad_weight = sum over rows of grad·h,   grad_bias = of grad
 //
@@ -30,7 +30,7 @@ struct Backward {
   static constexpr int kSums = Layer ? 2 : 1;
 
   const NormBackward& a;
-  Parameter<T> weight{a.weight, a.parameter, 1, Layer ? A(0) : A(a.weight_offset)};
+  Parameter<T> weight{a.weight, a.parameter, 1, A(a.weight_offset)};
   const bool past_caches = a.grad_input && streams<T>(a.grad_input, a.rows, a.n);
 
   // The rows of a block, and what is known of each.

@@ -1,4 +1,4 @@
-// layer: y = (x - mean)·rstd·weight + bias,   rms: y = x·rstd·(weight + weight_offset)
+// layer: y = (x - mean)·rstd·(weight + weight_offset) + bias,   rms: y = x·rstd·(weight + weight_offset)
 //
 // A layer norm reads a row twice, the second time from L1: for the sums of d = x - origin and of d², to write. The origin is
 // the mean of the row's first few elements. Where that is too far from the row's, the sums are taken once more, about the
@@ -86,7 +86,7 @@ struct Forward {
   static constexpr A kNear = kWidens ? A(8) : A(1.5);
 
   const NormForward& a;
-  Parameter<T> weight{a.weight, a.parameter, 1, Layer ? A(0) : A(a.weight_offset)};
+  Parameter<T> weight{a.weight, a.parameter, 1, A(a.weight_offset)};
   Parameter<T> bias{a.bias, a.parameter, 0, 0};
   const bool past_caches = streams<T>(a.output, a.rows, a.n);
   const int64_t row_bytes = a.n * int64_t{sizeof(T)};

@@ -15,10 +15,11 @@ namespace ops {
 using Pair = std::tuple<Tensor, Tensor>;
 
 static Activation activation_of(const char* op, const std::string& name) {
-  constexpr const char* names[] = {"none", "relu", "sigmoid", "gelu", "silu"};
-  for (int k = 0; k < 5; ++k)
-    if (name == names[k]) return static_cast<Activation>(k);
-  fail(op, "activation must be one of none, relu, sigmoid, gelu, silu, got ", name);
+  for (int k = 0; k < static_cast<int>(std::size(kActivations)); ++k)
+    if (name == kActivations[k]) return static_cast<Activation>(k);
+  std::string names;
+  for (const char* known : kActivations) names.append(names.empty() ? "" : ", ").append(known);
+  fail(op, "activation must be one of ", names, ", got ", name);
 }
 
 static void check_bias(const char* op, const OptionalTensor& bias, const Tensor& input) {

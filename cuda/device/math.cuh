@@ -166,5 +166,58 @@ __device__ inline normal<accumulate_t<T>> normal_to(accumulate_t<T> x) {
     return normal_of<sizeof(T) == 2>(x);
 }
 
+// 2z·log2(e) = x·(first + third·x²), where z = sqrt(2 / pi)·(x + 0.044715·x³). `first` has a few digits less than the type, so
+// that its difference from the sum is exact.
+template <class A>
+struct cubic;
+template <>
+struct cubic<float> {
+  static constexpr float first = 0x1.26aecp1f, first_rest = 0x1.0de73ap-22f;
+  static constexpr float third = 0x1.a5a7dp-4f, third_rest = -0x1.151aaep-29f;
+};
+template <>
+struct cubic<double> {
+  static constexpr double first = 0x1.26aec21bce7p1, first_rest = 0x1.652ed2859b431p-45;
+  static constexpr double third = 0x1.a5a7cf7572a98p-4, third_rest = -0x1.b91c940e4cfcfp-58;
+};
+
+// e^-2z for 0 <= x <= 22. What the exponent's rounding takes comes back as a factor of the power.
+__device__ inline float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline double power_of_two(double x) { return exp2(x); }
+template <class A>
+__device__ inline A exp_minus_cubic(A x) {
+  using C = cubic<A>;
+  const A square = x * x, square_rest = fma(x, x, -square), sum = fma(square, C::third, C::first);
+  const A sum_rest =
+      fma(square, C::third, C::first - sum) + fma(square, C::third_rest, fma(square_rest, C::third, C::first_rest));
+  const A exponent = x * sum, rest = fma(x, sum_rest, fma(x, sum, -exponent)), e = power_of_two(-exponent);
+  return fma(e * A(-0.69314718055994530942), rest, e);
+}
+
+// sigmoid(2z), which is (1 + tanh(z)) / 2, near the normal distribution function, and its derivative. For results that are
+// rounded to T: of a half type to 2^-15, the power 2^16 times as large, as in sigmoid_short().
+template <class T>
+__device__ inline normal<accumulate_t<T>> logistic_normal_to(accumulate_t<T> x) {
+  using A = accumulate_t<T>;
+  using C = cubic<A>;
+  constexpr A kFirst = 1.5957691216057307118, kThird = 0.071354816272600248776;  // of 2z
+  const A a = fabs(x) > 22 ? A(22) : fabs(x);                                    // NaN stays
+  A large, small;
+  if constexpr (sizeof(T) == 2) {
+    const float e = flushed_exp2(fmaf(-a, fmaf(a * a, C::third, C::first + C::first_rest), 16.0f));
+    large = flushed_reciprocal(fmaf(e, 0x1p-16f, 1.0f));
+    small = e * large * 0x1p-16f;
+  } else {
+    const A e = exp_minus_cubic(a);
+    large = short_reciprocal(1 + e);
+    small = e * large;
+  }
+  return {x < 0 ? small : large, small * large * fma(a * a, 3 * kThird, kFirst)};
+}
+
 }  // namespace device
 }  // namespace fastops

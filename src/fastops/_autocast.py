@@ -26,9 +26,11 @@ def lower_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 def enabled(device: str) -> bool:
+    if device == "meta":  # Dynamo does not come back from the question
+        return False
     try:
         return torch.is_autocast_enabled(device)
-    except RuntimeError:  # meta, for one, has no autocast and says so; to ask first is not traceable before torch 2.13
+    except RuntimeError:  # what has no autocast says so; to ask first is not traceable before torch 2.13
         return False
 
 

@@ -107,14 +107,20 @@ def _saved(x: Tensor, dims: int, *statistics: Tensor) -> Tensor:
 
 
 def layer_forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float, like: Tensor
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    dims: int,
+    eps: float,
+    weight_offset: float,
+    like: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Output, of the dtype of ``like``, and statistics: mean, shift and rstd."""
     computed = computed_dtype(x, like, weight, bias)
     centred, *statistics = _layer_statistics(x.to(computed), _trailing(dims), eps)
     out = centred * statistics[-1]
     if weight is not None:
-        out = out * weight
+        out = out * (wide(weight) + weight_offset)
     if bias is not None:
         out = out + bias
     return out.to(like.dtype).contiguous(), _saved(x, dims, *statistics)
@@ -148,6 +154,7 @@ def layer_backward(
     need_weight: bool,
     need_bias: bool,
     eps: float,
+    weight_offset: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients for input, weight and bias. The statistics are made again, so that this can be differentiated."""
     trailing = _trailing(dims)
@@ -161,7 +168,7 @@ def layer_backward(
         grad_bias = _sum_of_rows(g, dims).to(x.dtype if bias is None else bias.dtype)
     if need_input:
         if weight is not None:
-            g = g * weight
+            g = g * (wide(weight) + weight_offset)
         mean_gh = (g * h).mean(trailing, keepdim=True)
         grad_input = _with(grad_sum, rstd * (g - g.mean(trailing, keepdim=True) - h * mean_gh), grad, x)
     return grad_input, grad_weight, grad_bias
@@ -232,9 +239,16 @@ def _trailing_sizes(x: Tensor, dims: int) -> list[int]:
 
 
 def layer_native(
-    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, dims: int = 1, eps: float = 1e-5
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    dims: int = 1,
+    eps: float = 1e-5,
+    weight_offset: float = 0.0,
 ) -> Tensor:
     """torch's own op."""
+    if weight is not None and weight_offset:
+        weight = weight + weight_offset
     return F.layer_norm(x, _trailing_sizes(x, dims), weight, bias, eps)
 
 

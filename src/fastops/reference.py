@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ._autocast import computes_wide, lower_precision, single_precision
 from ._norm import trailing_dims
+from ._product import check_operands, check_types, product
 from .ops.add_layer_norm import add_layer_norm_reference
 from .ops.add_rms_norm import add_rms_norm_reference
 from .ops.axpby import axpby_reference
@@ -48,8 +49,13 @@ def axpby(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
     """:func:`fastops.linear` in plain PyTorch."""
     check_activation("linear", activation)
+    check_types(input, weight, bias)
     input, weight, bias = lower_precision(input, weight, bias)  # type: ignore[assignment]
-    return linear_epilogue_reference(F.linear(input, weight), bias, activation or "none")
+    if bias is None and weight.dim() == 1:
+        return linear(input, weight.unsqueeze(0), None, activation).squeeze(-1)
+    if bias is not None and (weight.dim() != 2 or bias.device != weight.device):
+        check_operands(input, weight, bias, failed=True)
+    return linear_epilogue_reference(product(input, weight), bias, activation or "none")
 
 
 def layer_norm(
@@ -58,12 +64,14 @@ def layer_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
+    *,
+    weight_offset: float = 0.0,
 ) -> Tensor:
     """:func:`fastops.layer_norm` in plain PyTorch."""
     if computes_wide(input):
         input, weight, bias = single_precision(input, weight, bias)  # type: ignore[assignment]
     dims = trailing_dims("layer_norm", input, normalized_shape)
-    return layer_norm_reference(input, weight, bias, dims, eps)[0]
+    return layer_norm_reference(input, weight, bias, dims, eps, weight_offset)[0]
 
 
 def rms_norm(
@@ -88,12 +96,14 @@ def add_layer_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
+    *,
+    weight_offset: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """:func:`fastops.add_layer_norm` in plain PyTorch."""
     if computes_wide(input):
         input, residual, weight, bias = single_precision(input, residual, weight, bias)  # type: ignore[assignment]
     dims = trailing_dims("add_layer_norm", input, normalized_shape)
-    return add_layer_norm_reference(input, residual, weight, bias, dims, eps)[:2]
+    return add_layer_norm_reference(input, residual, weight, bias, dims, eps, weight_offset)[:2]
 
 
 def add_rms_norm(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,11 +20,17 @@ def gelu(u: Tensor) -> Tensor:
     return u * torch.erfc(u * -(0.5**0.5)) / 2
 
 
+def gelu_tanh(u: Tensor) -> Tensor:
+    """u·sigmoid(2z), since 1 + tanh(z) cancels likewise."""
+    return u * torch.sigmoid(2 * (2 / math.pi) ** 0.5 * (u + 0.044715 * u**3))
+
+
 PLAIN_ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
     None: lambda u: u,
     "relu": torch.relu,
     "sigmoid": torch.sigmoid,
     "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
     "silu": F.silu,
 }
 
@@ -33,11 +40,14 @@ def plain(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation:
     return PLAIN_ACTIVATIONS[activation](u if bias is None else u + bias)
 
 
-_TORCH_ACTIVATIONS = PLAIN_ACTIVATIONS | {"gelu": F.gelu}
+TORCH_ACTIVATIONS = PLAIN_ACTIVATIONS | {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda u: F.gelu(u, approximate="tanh"),
+}
 
 
 def torch_op(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
-    return _TORCH_ACTIVATIONS[activation](F.linear(input, weight, bias))
+    return TORCH_ACTIVATIONS[activation](F.linear(input, weight, bias))
 
 
 def samples() -> Iterator[Sample]:

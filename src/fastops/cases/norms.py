@@ -17,14 +17,19 @@ Shape = tuple[int, ...]
 
 
 def layer_norm(
-    input: Tensor, normalized_shape: Shape, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    input: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    weight_offset: float = 0.0,
 ) -> Tensor:
     dims = tuple(range(-len(normalized_shape), 0))
     centred = input - input.mean(dims, keepdim=True)
     centred = centred - centred.mean(dims, keepdim=True)  # the first mean is rounded, which shows in float64 itself
     out = centred / torch.sqrt((centred * centred).mean(dims, keepdim=True) + eps)
     if weight is not None:
-        out = out * weight
+        out = out * (weight + weight_offset)
     return out if bias is None else out + bias
 
 
@@ -41,8 +46,8 @@ def rms_norm(
     return out if weight is None else out * (weight + weight_offset)
 
 
-def add_layer_norm(input: Tensor, residual: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    return layer_norm(input + residual, *args), input + residual
+def add_layer_norm(input: Tensor, residual: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    return layer_norm(input + residual, *args, **options), input + residual
 
 
 def add_rms_norm(input: Tensor, residual: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
@@ -157,14 +162,13 @@ class Norm:
         yield sample("expanded_weight", (37,), (67,), w=expanded)
 
     def raw(self, make: Make, rows: int, n: int) -> list[RawCall]:
-        """With parameters of either dtype, and an offset where there is one; without parameters, nor a gradient of the
-        sum.
-        """
+        """With parameters of either dtype, and an offset; without parameters, nor a gradient of the sum."""
         calls = []
-        for parameter, offset in ((make.dtype, 0.0), (make.parameter_dtype, 1.0), (None, 0.0)):
+        offsets = ((make.dtype, 0.0), (make.parameter_dtype, 1.0), (make.dtype, 0.75), (None, 0.0))
+        for parameter, offset in offsets:
             tensors = self._rows(make(rows, n))
             affine = tuple(None if parameter is None else make(n, dtype=parameter) for _ in range(1 + self.layer))
-            numbers = (1e-5,) if self.layer else (1e-5, offset)
+            numbers = (1e-5, offset)
             lead = len(tensors)
             shared = tuple(range(lead, lead + len(affine)))
             args = (*tensors, *affine, 1, *numbers)

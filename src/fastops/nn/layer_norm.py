@@ -10,7 +10,7 @@ from ..ops.layer_norm import layer_norm
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    r"""Applies :func:`fastops.layer_norm` over the trailing dimensions; :class:`torch.nn.LayerNorm` otherwise.
+    r"""Applies :func:`fastops.layer_norm` over the trailing dimensions; :class:`torch.nn.LayerNorm` and an offset.
 
     Args:
         normalized_shape (int or list of int): sizes of the trailing dimensions; one integer stands for the last alone.
@@ -18,6 +18,7 @@ class LayerNorm(torch.nn.LayerNorm):
         elementwise_affine (bool): learn a factor, initially 1.
         bias (bool): beside the factor, learn an additive bias, initially 0.
         device, dtype: of the parameters; float32 parameters may go with half-precision inputs.
+        weight_offset (float): added to ``weight``, which starts at ``1 - weight_offset``: with 1.0 at zero.
 
     Shape:
         ``[*, *normalized_shape]`` to the same.
@@ -31,8 +32,35 @@ class LayerNorm(torch.nn.LayerNorm):
         torch.Size([8, 512, 768])
     """
 
+    weight_offset = 0.0  # of a torch module whose class becomes this one
+
+    def __init__(
+        self,
+        normalized_shape: int | list[int] | torch.Size,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        weight_offset: float = 0.0,
+    ) -> None:
+        self.weight_offset = weight_offset  # before torch initialises the weight
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.elementwise_affine:
+            torch.nn.init.constant_(self.weight, 1.0 - self.weight_offset)
+
     def forward(self, input: Tensor) -> Tensor:
+        shape, offset = self.normalized_shape, self.weight_offset
         if torch.jit.is_scripting():
-            return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+            weight = self.weight
+            if weight is not None and offset != 0.0:
+                weight = weight + offset
+            return F.layer_norm(input, shape, weight, self.bias, self.eps)
         else:
-            return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+            return layer_norm(input, shape, self.weight, self.bias, self.eps, weight_offset=offset)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (f", weight_offset={self.weight_offset}" if self.weight_offset else "")

@@ -32,7 +32,7 @@ class Linear(torch.nn.Linear):
         out_features: size of each output row.
         bias: learn an additive :math:`b`.
         device, dtype: of the parameters.
-        activation: None, ``"relu"``, ``"sigmoid"``, ``"gelu"`` (exact) or ``"silu"``.
+        activation: None, ``"relu"``, ``"sigmoid"``, ``"gelu"``, ``"gelu_tanh"`` or ``"silu"``.
 
     Shape:
         ``[*, in_features]`` to ``[*, out_features]``.

@@ -31,11 +31,12 @@ def add_layer_norm_reference(
     bias: Tensor | None = None,
     dims: int = 1,
     eps: float = 1e-5,
+    weight_offset: float = 0.0,
 ) -> Triple:
     """The op in plain PyTorch: output, sum and statistics (mean, shift, rstd)."""
     check("add_layer_norm", input, dims, weight, bias, residual)
     sum = (input + residual).to(residual.dtype).contiguous()
-    output, statistics = layer_forward(sum, weight, bias, dims, eps, input)
+    output, statistics = layer_forward(sum, weight, bias, dims, eps, weight_offset, input)
     return output, sum, statistics
 
 
@@ -50,10 +51,12 @@ def add_layer_norm_backward_reference(
     need_weight: bool = True,
     need_bias: bool = True,
     eps: float = 1e-5,
+    weight_offset: float = 0.0,
 ) -> Triple:
     """Gradients for the sum, which is that of input and of residual, for weight and for bias."""
     dims = sum.dim() - statistics.dim() + 1
-    return layer_backward(grad, grad_sum, sum, dims, weight, bias, need_input, need_weight, need_bias, eps)
+    numbers = eps, weight_offset
+    return layer_backward(grad, grad_sum, sum, dims, weight, bias, need_input, need_weight, need_bias, *numbers)
 
 
 def _fake(
@@ -104,14 +107,16 @@ def add_layer_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
+    *,
+    weight_offset: float = 0.0,
 ) -> Pair:
     r"""A residual connection and the layer normalisation behind it: ``layer_norm(input + residual)`` and that sum.
 
-    .. math:: s = x + r, \quad y = \frac{s - \mathrm{E}[s]}{\sqrt{\mathrm{Var}[s] + \epsilon}} \cdot w + b
+    .. math:: s = x + r, \quad y = \frac{s - \mathrm{E}[s]}{\sqrt{\mathrm{Var}[s] + \epsilon}} \cdot (w + o) + b
 
     :math:`s` is rounded to ``residual``'s dtype, and what is normalised is the rounded sum: ``output`` has the bits of
     :func:`fastops.layer_norm` of it. Backward folds both incoming gradients into one pass. With :math:`h` the
-    normalised sum and :math:`g = w\,\partial L/\partial y`,
+    normalised sum and :math:`g = (w + o)\,\partial L/\partial y`,
 
     .. math:: \frac{\partial L}{\partial x} = \frac{\partial L}{\partial r} =
               \frac{g - \mathrm{E}[g] - h\,\mathrm{E}[g h]}{\sqrt{\mathrm{Var}[s] + \epsilon}}
@@ -124,9 +129,10 @@ def add_layer_norm(
             kernels; other dtypes and devices the plain composition.
         residual: of ``input``'s shape, any strides and floating dtype.
         normalized_shape: sizes of the trailing dimensions to normalise over, at least one.
-        weight: ``normalized_shape``, any floating dtype. None: 1.
+        weight: ``normalized_shape``, any floating dtype. None: no factor.
         bias: likewise. None: 0.
         eps: added to the variance, in the units of ``input`` squared.
+        weight_offset: :math:`o`, added to ``weight`` where there is one; 1.0 for weights kept around zero.
 
     Returns:
         ``(output, input + residual)``, new tensors of ``input``'s shape, of ``input``'s dtype and of ``residual``'s.
@@ -142,10 +148,14 @@ def add_layer_norm(
     """
     if has_torch_function_variadic(input, residual, weight, bias):
         tensors = input, residual, weight, bias
-        return handle_torch_function(add_layer_norm, tensors, input, residual, normalized_shape, weight, bias, eps)
+        return handle_torch_function(
+            add_layer_norm, tensors, input, residual, normalized_shape, weight, bias, eps, weight_offset=weight_offset
+        )
     if computes_wide(input):
         input, residual, weight, bias = single_precision(input, residual, weight, bias)  # type: ignore[assignment]
     dims = trailing_dims("add_layer_norm", input, normalized_shape)
+    if weight_offset != 0.0:
+        return _op.call(input, residual, weight, bias, dims, eps, weight_offset)
     if dims == 1 and eps == 1e-5:
         return _op.call(input, residual, weight, bias)
     return _op.call(input, residual, weight, bias, dims, eps)

@@ -2,21 +2,71 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._autocast import lower_precision
 from .._operator import Operator, check_parameter, wide
+from .._product import check_operands, check_types, product
 
-ACTIVATIONS = ("relu", "sigmoid", "gelu", "silu")
-_FROM_OUTPUT = ("relu", "sigmoid")  # their derivative is a function of the output
+# tanh's form of gelu is u·sigmoid(2z), z = sqrt(2 / pi)·(u + 0.044715·u³), and 2z = u·(_FIRST + _THIRD·u²). From _MOST
+# on sigmoid(2z) is 0 or 1 in every dtype; beyond, the powers of u would overflow and make the derivative NaN.
+_FIRST, _THIRD, _MOST = 1.5957691216057308, 0.07135481627260025, 22.0
 
 
 def _normal_cdf(u: Tensor) -> Tensor:
     return 0.5 * torch.erfc(u * -0.7071067811865476)  # 1 + erf would cancel in the left tail
+
+
+def _logistic_normal_cdf(u: Tensor) -> Tensor:
+    u = u.clamp(-_MOST, _MOST)
+    return torch.sigmoid(u * (_FIRST + _THIRD * u * u))  # 1 + tanh would cancel in the left tail
+
+
+def _gelu_derivative(u: Tensor) -> Tensor:
+    return _normal_cdf(u) + u * (torch.exp(-0.5 * u * u) * 0.3989422804014327)
+
+
+def _gelu_tanh_derivative(u: Tensor) -> Tensor:
+    y = _logistic_normal_cdf(u)
+    return y + u * (y * (1 - y) * (_FIRST + 3 * _THIRD * u.clamp(-_MOST, _MOST).square()))
+
+
+def _silu_derivative(u: Tensor) -> Tensor:
+    y = torch.sigmoid(u)
+    return y * (1 + u * (1 - y))
+
+
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda u: u,
+    "relu": lambda u: torch.where(u <= 0, 0, u),
+    "sigmoid": torch.sigmoid,
+    "gelu": lambda u: u * _normal_cdf(u),
+    "gelu_tanh": lambda u: u * _logistic_normal_cdf(u),
+    "silu": lambda u: u * torch.sigmoid(u),
+}
+_NATIVE: dict[str, Callable[[Tensor], Tensor]] = {  # torch's own
+    "none": lambda u: u,
+    "relu": F.relu,
+    "sigmoid": torch.sigmoid,
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
+ACTIVATIONS = tuple(name for name in _FUNCTIONS if name != "none")
+_FROM_OUTPUT = ("relu", "sigmoid")  # their derivative is a function of the output
+_DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {  # of relu it would be a product, and 0·inf is NaN
+    "sigmoid": lambda y: y * (1 - y),
+    "gelu": _gelu_derivative,
+    "gelu_tanh": _gelu_tanh_derivative,
+    "silu": _silu_derivative,
+}
 
 
 def check_activation(op: str, activation: str | None) -> None:
@@ -24,31 +74,18 @@ def check_activation(op: str, activation: str | None) -> None:
         raise ValueError(f"[{op}] activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
 
 
-def _activate(u: Tensor, activation: str) -> Tensor:
-    if activation == "relu":
-        return torch.where(u <= 0, 0, u)
-    if activation == "gelu":
-        return u * _normal_cdf(u)
-    if activation == "silu":
-        return u * torch.sigmoid(u)
-    return torch.sigmoid(u) if activation == "sigmoid" else u
+def _check_name(op: str, activation: str) -> None:
+    if activation not in _FUNCTIONS:
+        raise RuntimeError(f"[{op}] activation must be one of {', '.join(_FUNCTIONS)}, got {activation}")
 
 
-def _derivative(s: Tensor, activation: str) -> Tensor:
-    """At the output for relu and sigmoid, at the input for gelu and silu."""
-    if activation == "sigmoid":
-        return s * (1 - s)
-    if activation == "gelu":
-        pdf = torch.exp(-0.5 * s * s) * 0.3989422804014327
-        return _normal_cdf(s) + s * pdf
-    y = torch.sigmoid(s)
-    return y * (1 + s * (1 - y))
-
-
-def _check(input: Tensor, bias: Tensor | None) -> None:
+def _check(input: Tensor, bias: Tensor | None, activation: str) -> None:
     """What the C++ edge checks, for where it is not asked: the plain composition, meta tensors, tracing."""
     if not input.is_floating_point():
         raise RuntimeError(f"[linear] input must be floating point, got {input.dtype}")
+    if not input.dim():
+        raise RuntimeError("[linear] input must have at least 1 dimension, got []")
+    _check_name("linear", activation)
     if bias is not None:
         check_parameter("linear", "bias", bias, [input.shape[-1]], input)
 
@@ -63,27 +100,33 @@ def _with_bias(product: Tensor, bias: Tensor | None, bias_added: bool) -> Tensor
 
 
 def linear_epilogue_reference(input: Tensor, bias: Tensor | None, activation: str, bias_added: bool = False) -> Tensor:
-    _check(input, bias)
-    return _activate(_with_bias(wide(input), bias, bias_added), activation).to(input.dtype)
+    _check(input, bias, activation)
+    output = _FUNCTIONS[activation](_with_bias(wide(input), bias, bias_added))
+    return output.to(input.dtype, copy=output is input)
+
+
+def _native(product: Tensor, bias: Tensor | None, activation: str, bias_added: bool = False) -> Tensor:
+    return _NATIVE[activation](_with_bias(product, bias, bias_added)).to(product.dtype)
 
 
 def linear_epilogue_backward_reference(
     grad: Tensor, saved: Tensor, bias: Tensor | None, activation: str, need_bias: bool, bias_added: bool = False
 ) -> tuple[Tensor, Tensor]:
+    _check_name("linear_epilogue_backward", activation)
     g, s = wide(grad), wide(saved)
     if activation not in _FROM_OUTPUT:
         s = _with_bias(s, bias, bias_added)
     if activation == "relu":
         g = torch.where(s <= 0, 0, g)
     elif activation != "none":
-        g = g * _derivative(s, activation)
+        g = g * _DERIVATIVES[activation](s)
     bias_dtype = saved.dtype if bias is None else bias.dtype
     grad_bias = g.reshape(-1, g.shape[-1]).sum(0) if need_bias else g.new_empty(0)
-    return g.to(saved.dtype), grad_bias.to(bias_dtype)
+    return g.to(saved.dtype, copy=g is grad), grad_bias.to(bias_dtype)
 
 
 def _fake(input: Tensor, bias: Tensor | None, activation: str, bias_added: bool = False) -> Tensor:
-    _check(input, bias)
+    _check(input, bias, activation)
     return input.new_empty(input.shape)
 
 
@@ -119,7 +162,15 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
     return grad_input, grad_bias if need_bias else None, None, None
 
 
-_epilogue = Operator("linear_epilogue", linear_epilogue_reference, _fake, save=_save, backward=_backward, batch=_batch)
+_epilogue = Operator(
+    "linear_epilogue",
+    linear_epilogue_reference,
+    _fake,
+    save=_save,
+    backward=_backward,
+    native=_native,
+    batch=_batch,
+)
 
 # Where torch's product takes the bias, as its own call does. cuBLAS has other kernels without one. In float32 they are
 # up to 20 times slower by few rows: most features in, fewest out, rows from and to.
@@ -155,39 +206,62 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation
     .. math:: y = a(x W^\top + b)
 
     torch multiplies the matrices; bias and activation are one pass of ours over the product, and so are the
-    activation's derivative and the bias gradient. ``relu`` and ``sigmoid`` keep the output for the backward, ``gelu``
-    and ``silu`` the product. On a GPU torch's product adds the bias where it may be slower without: in the half types
-    where features in or out are no multiple of 8, in float32 mostly by up to 16 rows and from 512 on.
+    activation's derivative and the bias gradient. :math:`a(u)` is
+
+    * ``relu``: :math:`\max(u, 0)`
+    * ``sigmoid``: :math:`\sigma(u) = 1 / (1 + e^{-u})`
+    * ``gelu``: :math:`u\,\Phi(u)`, by the normal distribution function
+    * ``gelu_tanh``: :math:`\tfrac{u}{2} (1 + \tanh z) = u\,\sigma(2 z)` with
+      :math:`z = \sqrt{2 / \pi}\,(u + 0.044715\,u^3)`, near ``gelu``; what ``approximate="tanh"`` is to
+      :func:`torch.nn.functional.gelu`
+    * ``silu``: :math:`u\,\sigma(u)`
+
+    Both forms of gelu keep the digits of small results: no 1 is added to what lies near -1. ``relu`` and ``sigmoid``
+    keep the output for the backward, the others the product. On a GPU torch's product adds the bias where it may be
+    slower without: in the half types where features in or out are no multiple of 8, in float32 mostly by up to 16 rows
+    and from 512 on.
 
     Args:
         input: ``[*, in_features]``, any strides.
-        weight: ``[out_features, in_features]``, of ``input``'s dtype.
+        weight: ``[out_features, in_features]``, of ``input``'s dtype; or ``[in_features]`` without a bias, for one
+            feature whose dimension the result does not have.
         bias: ``[out_features]``, of ``input``'s dtype, or float32 beside a half-precision input. None: 0.
-        activation: None, ``"relu"``, ``"sigmoid"``, ``"gelu"`` (exact, by the normal distribution function) or
-            ``"silu"``.
+        activation: None, ``"relu"``, ``"sigmoid"``, ``"gelu"``, ``"gelu_tanh"`` or ``"silu"``.
 
     Returns:
         ``[*, out_features]`` of ``input``'s dtype.
 
     Raises:
         ValueError: an unknown activation.
+        TypeError: what is no Tensor.
         RuntimeError: shapes, dtypes or devices that do not fit.
 
-    With ``activation=None`` and a bias of ``input``'s dtype this is :func:`torch.nn.functional.linear` itself. Under
-    autocast all tensors are cast to its dtype, as torch does.
+    With ``activation=None`` and a bias of ``input``'s dtype this is :func:`torch.nn.functional.linear` itself, but for
+    the texts of errors. Under autocast all tensors are cast to its dtype, as torch does.
     """
-    if activation is None and isinstance(input, Tensor) and (bias is None or bias.dtype == input.dtype):
-        return F.linear(input, weight, bias)  # which sees to autocast itself
+    if has_torch_function_variadic(input, weight, bias):
+        return handle_torch_function(linear, (input, weight, bias), input, weight, bias, activation)
+    if (
+        activation is None
+        and isinstance(input, Tensor)
+        and (bias is None or (isinstance(bias, Tensor) and bias.dtype == input.dtype))
+    ):
+        return product(input, weight, bias)  # which sees to autocast itself
     check_activation("linear", activation)
+    check_types(input, weight, bias)
     input, weight, bias = lower_precision(input, weight, bias)  # type: ignore[assignment]
     if activation is None and (bias is None or bias.dtype == input.dtype):
-        return F.linear(input, weight, bias)
-    if weight.dim() != 2:
-        raise RuntimeError(f"[linear] weight must have shape [out_features, in_features], got {list(weight.shape)}")
-    if bias is not None and not (bias.dim() == 1 and bias.size(0) == weight.size(0)):
-        raise RuntimeError(f"[linear] bias must have shape {list(weight.shape[:1])}, got {list(bias.shape)}")
+        return product(input, weight, bias)
+    if input.is_nested:  # to which torch adds a bias in its product alone
+        return _NATIVE[activation or "none"](product(input, weight, bias))
+    if bias is None and weight.dim() == 1:
+        return linear(input, weight.unsqueeze(0), None, activation).squeeze(-1)
+    if bias is not None and not (
+        bias.dim() == 1 and weight.dim() == 2 and bias.size(0) == weight.size(0) and bias.is_meta == input.is_meta
+    ):
+        check_operands(input, weight, bias, failed=True)
     if _product_adds(input, weight, bias):
         # The product leaves the bias gradient to our pass, which makes it on its way.
-        product = F.linear(input, weight, bias.detach())  # type: ignore[union-attr]
-        return _epilogue.call(product, bias, activation or "none", True)
-    return _epilogue.call(F.linear(input, weight), bias, activation or "none", False)
+        added = product(input, weight, bias.detach())  # type: ignore[union-attr]
+        return _epilogue.call(added, bias, activation or "none", True)
+    return _epilogue.call(product(input, weight), bias, activation or "none", False)
