@@ -238,6 +238,13 @@ def _trailing_sizes(x: Tensor, dims: int) -> list[int]:
     return [x.size(d) for d in _trailing(dims)]  # a nested tensor may have no shape
 
 
+def with_offset(weight: Tensor | None, offset: float) -> Tensor | None:
+    """The factor of torch's own norms, which have no offset. TorchScript reads this too."""
+    if weight is None or offset == 0.0:
+        return weight
+    return weight + offset
+
+
 def layer_native(
     x: Tensor,
     weight: Tensor | None = None,
@@ -247,9 +254,7 @@ def layer_native(
     weight_offset: float = 0.0,
 ) -> Tensor:
     """torch's own op."""
-    if weight is not None and weight_offset:
-        weight = weight + weight_offset
-    return F.layer_norm(x, _trailing_sizes(x, dims), weight, bias, eps)
+    return F.layer_norm(x, _trailing_sizes(x, dims), with_offset(weight, weight_offset), bias, eps)
 
 
 def rms_native(
@@ -262,9 +267,7 @@ def rms_native(
     """torch's own op."""
     if torch.onnx.is_in_onnx_export():  # one of torch's two exporters does not know its own rms_norm
         return rms_forward(x, weight, dims, eps, weight_offset, x)[0]
-    if weight is not None and weight_offset:
-        weight = weight + weight_offset
-    return F.rms_norm(x, _trailing_sizes(x, dims), weight, eps)
+    return F.rms_norm(x, _trailing_sizes(x, dims), with_offset(weight, weight_offset), eps)
 
 
 def norm_operator(

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._norm import with_offset
 from ..ops.layer_norm import layer_norm
 
 
@@ -54,11 +55,8 @@ class LayerNorm(torch.nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         shape, offset = self.normalized_shape, self.weight_offset
-        if torch.jit.is_scripting():
-            weight = self.weight
-            if weight is not None and offset != 0.0:
-                weight = weight + offset
-            return F.layer_norm(input, shape, weight, self.bias, self.eps)
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return F.layer_norm(input, shape, with_offset(self.weight, offset), self.bias, self.eps)
         else:
             return layer_norm(input, shape, self.weight, self.bias, self.eps, weight_offset=offset)
 

@@ -64,7 +64,7 @@ class Linear(torch.nn.Linear):
         self.activation = activation
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return _activated(F.linear(input, self.weight, self.bias), self.activation)
         else:
             return linear(input, self.weight, self.bias, self.activation)

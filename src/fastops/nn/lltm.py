@@ -73,7 +73,7 @@ class LLTM(torch.nn.Module):
             torch.nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, input: Tensor, state: Optional[tuple[Tensor, Tensor]] = None) -> tuple[Tensor, Tensor]:  # noqa: UP045 - TorchScript
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return _by_torch(input, self.weights, self.bias, state)
         else:
             if state is None:

@@ -29,7 +29,7 @@ class ReLU(torch.nn.ReLU):
         super().__init__()
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return torch.relu(input)
         else:
             return relu(input)

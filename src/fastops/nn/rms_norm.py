@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._norm import with_offset
 from ..ops.rms_norm import rms_norm
 
 
@@ -51,11 +52,8 @@ class RMSNorm(torch.nn.RMSNorm):
             torch.nn.init.constant_(self.weight, 1.0 - self.weight_offset)
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
-            weight = self.weight
-            if weight is not None and self.weight_offset != 0.0:
-                weight = weight + self.weight_offset
-            return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return F.rms_norm(x, self.normalized_shape, with_offset(self.weight, self.weight_offset), self.eps)
         else:
             return rms_norm(x, self.normalized_shape, self.weight, self.eps, weight_offset=self.weight_offset)
 

@@ -21,7 +21,7 @@ class Sigmoid(torch.nn.Sigmoid):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return torch.sigmoid(input)
         else:
             return sigmoid(input)
