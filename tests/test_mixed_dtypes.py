@@ -47,20 +47,23 @@ ADDED: dict[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
 }
 
 
+def whole_graph(f: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(f, fullgraph=True, backend="aot_eager", dynamic=False)
+
+
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("op", ALONE)
 def test_parameters_of_any_dtype(op: str, compiled: bool, device: torch.device) -> None:
     ours, truth = ALONE[op]
-    if compiled:
-        ours = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=False)
-    for of_x, of_w, of_b in itertools.product(DTYPES, DTYPES, DTYPES[1:3] if compiled else DTYPES):
+    for of_x, of_w, of_b in itertools.product(DTYPES, DTYPES, DTYPES[1:2] if compiled else DTYPES):
         x, w, b = (
             tensor(5, N, dtype=of_x, device=device),
             tensor(N, dtype=of_w, device=device),
             tensor(N, dtype=of_b, device=device),
         )
         what = f"{of_x} {of_w} {of_b}"
-        y = ours(x, w, b)
+        torch._dynamo.reset()
+        y = (whole_graph(ours) if compiled else ours)(x, w, b)
         assert y.dtype == of_x, what  # as torch's rms_norm
         wide = [t.detach().double().requires_grad_() for t in (x, w, b)]
         expected = truth(*wide)
@@ -78,13 +81,12 @@ def test_parameters_of_any_dtype(op: str, compiled: bool, device: torch.device) 
 @pytest.mark.parametrize("op", ADDED)
 def test_a_residual_of_any_dtype(op: str, compiled: bool, device: torch.device) -> None:
     ours, norm = ADDED[op]
-    if compiled:
-        ours = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=False)
-    for of_x, of_r, of_w in itertools.product(DTYPES, DTYPES, DTYPES[1:3]):
+    for of_x, of_r, of_w in itertools.product(DTYPES, DTYPES, DTYPES[1:2] if compiled else DTYPES[1:3]):
         x, r = (tensor(5, N, dtype=dtype, device=device) for dtype in (of_x, of_r))
         w, b = (tensor(N, dtype=of_w, device=device) for _ in range(2))
         what = f"{of_x} {of_r} {of_w}"
-        y, s = ours(x, r, w, b)
+        torch._dynamo.reset()
+        y, s = (whole_graph(ours) if compiled else ours)(x, r, w, b)
         assert (y.dtype, s.dtype) == (of_x, of_r), what
         promoted = torch.promote_types(of_x, of_r)
         assert torch.equal(s, (x.to(promoted) + r.to(promoted)).to(of_r)), what

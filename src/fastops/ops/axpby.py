@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from .._arguments import check_tensors
 from .._operator import Operator, elementwise_batch, wide
 
 
@@ -92,8 +93,7 @@ def axpby(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor
     """
     if has_torch_function_variadic(x, y):
         return handle_torch_function(axpby, (x, y), x, y, alpha, beta)
-    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
-        raise TypeError(f"[axpby] x and y must be Tensors, got {type(x).__name__} and {type(y).__name__}")
+    check_tensors("axpby", x=x, y=y)
     if isinstance(alpha, Tensor) or isinstance(beta, Tensor):
         raise TypeError("[axpby] alpha and beta must be numbers, got a Tensor; its gradient would be lost")
     if x.dtype != y.dtype:

@@ -70,7 +70,7 @@ _DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {  # of relu it would be a
 
 
 def check_activation(op: str, activation: str | None) -> None:
-    if activation is not None and activation not in ACTIVATIONS:
+    if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
         raise ValueError(f"[{op}] activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}")
 
 
