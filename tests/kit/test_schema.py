@@ -53,7 +53,6 @@ def test_defaults_arrive(arguments: str) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: op(x), fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x).detach(), torch.full((2,), 2.0))
-    assert agree(op.schema.bind((x,), {})[1:])
     assert [a.N for a in op.raw._schema.arguments] == [a.N for a in torch._C.parse_schema(op.schema.text).arguments]
 
 
@@ -61,3 +60,19 @@ def test_defaults_arrive(arguments: str) -> None:
 def test_what_torch_cannot_parse_is_an_error(arguments: str) -> None:
     with pytest.raises(kit.KitError, match=r"^\[(kit\.op|f)\] .*got "):
         kit.op(f"kit_test::f(Tensor x, {arguments}) -> Tensor", reference=lambda x, a: x + 1)
+
+
+def test_one_number_for_a_list() -> None:
+    """The dispatcher makes a list of it; the reference and the backward get that too."""
+
+    def total(x: torch.Tensor, k: list[int]) -> torch.Tensor:
+        return x * (k[0] + 10 * k[1])
+
+    op = kit.op(
+        "kit_test::of_a_pair(Tensor x, int[2] k=1) -> Tensor", reference=total, backward=lambda grad, k: total(grad, k)
+    )
+    x = torch.ones(2, requires_grad=True)
+    for given, expected in (((), 11.0), ((3,), 33.0), (([3, 4],), 43.0), (((3, 4),), 43.0)):
+        assert op(x, *given).tolist() == [expected] * 2
+        assert torch.autograd.grad(op(x, *given).sum(), x)[0].tolist() == [expected] * 2
+        assert torch.func.vmap(lambda x, given=given: op(x, *given))(x).tolist() == [expected] * 2

@@ -61,6 +61,8 @@ class Schema:
         if twice := [a for a in self.arguments if self.arguments.count(a) > 1]:
             raise KitError(f"[{self.name}] expected arguments with names of their own, got {twice[0]} twice")
         self.types = dict(zip(self.arguments, types, strict=True))
+        # Lists of a length, for which torch takes one number too.
+        self.lengths = {k: a.N for k, a in enumerate(parsed.arguments) if a.N}
         self.defaults = {a.name: _default(a) for a in parsed.arguments if a.has_default_value()}
         self.tensors = tuple(k for k, t in enumerate(types) if t in _TENSORS)
         several = len(parsed.returns) > 1
@@ -84,6 +86,13 @@ class Schema:
         if kind.kind() not in _WRITTEN:
             raise KitError(f"[{self.name}] an argument must be of a type {', '.join(_WRITTEN.values())}, got {kind}")
         return _WRITTEN[kind.kind()]
+
+    def with_lists(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """With a list for each number that stands for one: what the dispatcher would make of it, and no one else."""
+        return tuple(
+            [x] * self.lengths[k] if k in self.lengths and not isinstance(x, (list, tuple, type(None))) else x
+            for k, x in enumerate(args)
+        )
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """All arguments by position."""
