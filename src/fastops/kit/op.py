@@ -16,7 +16,7 @@ from .. import _autocast
 from .._autocast import lower_precision, single_precision
 from .._derivative import backward_of
 from .._operator import EVERY_DTYPE, Differentiable, elementwise_batch
-from .content import content_of
+from .content import content_hash, content_of
 from .errors import KitError
 from .schema import Schema
 
@@ -27,7 +27,7 @@ _is_alias_of: Callable[[Tensor, Tensor], bool] = torch._C._is_alias_of  # type: 
 
 _CASTS = {"lower": lower_precision, "float32": single_precision}
 _libraries: dict[str, torch.library.Library] = {}
-# By name and content. The same content is the same op, if what it holds and may change is the same too.
+# By name and content. The same content is the same op, if what it reads and may change is the same too.
 _ops: dict[str, list[tuple[Op, list[Any]]]] = {}
 _lock = threading.RLock()
 
@@ -95,7 +95,8 @@ def op(
     with _lock:
         alike = _ops.setdefault(f"{parsed.namespace}::{parsed.name}_{content}", [])
         for known, held in alike:
-            if len(held) == len(mutable) and all(a is b for a, b in zip(held, mutable, strict=True)):
+            same = len(held) == len(mutable) and all(a is b for a, b in zip(held, mutable, strict=True))
+            if same and content_hash(schema, *known._parts) == content:  # a variable of its may have another value now
                 return known
         registered = f"{parsed.name}_{content[:12]}" + (f"_{len(alike)}" if alike else "")
         made = Op(parsed, parts, registered, content)
