@@ -250,7 +250,7 @@ def test_copies(change: Any) -> None:
 def test_a_module_that_is_imported(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions of the program's own modules are followed."""
     (tmp_path / "kit_test_helpers.py").write_text(
-        "import numba\nGAIN = 2.0\n@numba.njit\ndef helper(x):\n    return x * GAIN\ndef plain(x):\n    return x * GAIN\n"
+        "import numba\nGAIN = 2.0\n@numba.njit\ndef helper(x):\n    return x * GAIN\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     import kit_test_helpers  # type: ignore[import-not-found,unused-ignore]

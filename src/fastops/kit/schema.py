@@ -39,7 +39,7 @@ class Schema:
     def __init__(self, text: str) -> None:
         self.text = text
         try:
-            parsed = torch._C.parse_schema(text)
+            parsed: Any = torch._C.parse_schema(text)
         except (RuntimeError, IndexError, ValueError) as error:  # of a number beyond float64 it is not the first
             example = "'my::scale(Tensor x) -> Tensor'"
             raise KitError(f"[kit.op] expected a schema such as {example}, got {text!r}: {error}") from None
