@@ -144,6 +144,11 @@ class NumbaOp:
         missing = {"forward mode": "needs an expression"}
         return missing if self._backward else missing | {"gradient": "needs backward="}
 
+    @property
+    def reference(self) -> Callable[..., Any] | None:
+        """The same in torch's functions, if it is an expression."""
+        return self._program.reference if self._program.parsed else None
+
     def dispatched(self, *tensors: Tensor) -> tuple[Any, tuple[Any, ...]]:
         """What torch's dispatcher is called with, for ``torch.library.opcheck``."""
         return self._program.raw, tensors

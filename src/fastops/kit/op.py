@@ -162,9 +162,14 @@ class Op:
             key.upper(): f"needs {key}= or reference=" for key in ("cpu", "cuda") if not getattr(parts, key)
         }
 
-    def dispatched(self, *args: Any) -> tuple[Any, tuple[Any, ...]]:
+    @property
+    def reference(self) -> Function | None:
+        """What it is to compute, of all arguments by position."""
+        return self._parts.reference
+
+    def dispatched(self, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
         """What torch's dispatcher is called with, for ``torch.library.opcheck``."""
-        return self.raw, self.schema.bind(args, {})
+        return self.raw, self.schema.bind(args, kwargs)
 
     def prepare(self, *args: Any, device: torch.device | str | int | None = None, **kwargs: Any) -> None:
         """Compile a kernel of Numba's for a CUDA device, the current one by default, ahead of a call like this.
