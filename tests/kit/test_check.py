@@ -40,6 +40,38 @@ def memory_order(x: Tensor) -> Tensor:
     return (flat * flat).view(x.shape)
 
 
+def product(**changes: Any) -> Any:
+    parts: dict[str, Any] = {"reference": lambda x, y: x * y, "backward": lambda grad, x, y: (grad * y, grad * x)}
+    return kit.op("kit_test::product(Tensor x, Tensor y) -> Tensor", **parts | changes)
+
+
+def wrong_alone(grad: Tensor, x: Tensor, y: Tensor, needs: tuple[bool, bool]) -> tuple[Tensor, Tensor]:
+    """Where only one gradient is wanted there is another code, and a fault in it."""
+    return (grad * y, grad * x) if all(needs) else (grad * x, grad * x)
+
+
+def wrong_from(place: int, by: float = 0.01) -> Callable[[Tensor], Tensor]:
+    """Right up to an element that a small sample has not."""
+
+    def kernel(x: Tensor) -> Tensor:
+        result = (x * x).contiguous()
+        result.view(-1)[place:] += by
+        return result
+
+    return kernel
+
+
+def centred(vmap: str | None) -> Any:
+    """Its elements meet."""
+    return kit.op(
+        "kit_test::centred(Tensor x) -> Tensor",
+        cpu=lambda x: x - x.mean(),
+        reference=lambda x: x - x.mean(),
+        backward=lambda grad: grad - grad.mean(),
+        vmap=vmap,
+    )
+
+
 calls = itertools.count()
 
 
@@ -59,6 +91,12 @@ double = kit.op(
     "kit_test::double(Tensor x) -> Tensor", cpu=lambda x: 2 * x, reference=lambda x: 2 * x, vmap=batches_mixed
 )
 
+twice_with_a_wrong_gradient = kit.op(
+    "kit_test::twice_with_a_wrong_gradient(Tensor x) -> Tensor",
+    cpu=lambda x: 2 * x,
+    backward=lambda grad: 2.001 * grad,
+)
+
 # What is wrong, and the property that tells.
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no result": (lambda: square(cpu=lambda x: None), "call"),
@@ -67,6 +105,31 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "input overwritten": (lambda: square(cpu=overwrite), "inputs stay as they are"),
     "view of the input": (lambda: lambda x: x.view(-1), "inputs stay as they are"),
     "no two results alike": (lambda: square(cpu=restless), "equal inputs, equal bits"),
+    "values 0.05 % off": (lambda: square(cpu=lambda x: x * x * 1.0005), "other sizes"),
+    "the tail of a vector": (lambda: square(cpu=lambda x: wrong_from(x.numel() // 8 * 8 or 99)(x)), "other sizes"),
+    "the second block": (lambda: square(cpu=wrong_from(256)), "other sizes"),
+    "the last block": (lambda: square(cpu=wrong_from(4096)), "other sizes"),
+    "an error beyond a size": (lambda: square(cpu=lambda x: x * x if x.numel() < 99 else 1 / 0), "other sizes"),
+    "gradient beyond a size": (
+        lambda: square(backward=lambda grad, x: 2 * x * grad + (x.numel() > 256)),
+        "other sizes",
+    ),
+    "float32 beyond a size": (
+        lambda: square(cpu=lambda x: wrong_from(64, 1.0)(x) if x.dtype == torch.float32 else x * x, reference=None),
+        "other sizes",
+    ),
+    "NaN lost": (lambda: square(cpu=lambda x: (x * x).nan_to_num(0, posinf=float("inf"))), "NaN and infinity"),
+    "infinity lost": (lambda: square(cpu=lambda x: (x * x).clamp(max=1e30)), "NaN and infinity"),
+    "NaN lost in a half": (
+        lambda: square(cpu=lambda x: x.nan_to_num(0) ** 2 if x.dtype == torch.bfloat16 else x * x, reference=None),
+        "NaN and infinity",
+    ),
+    "a frozen input": (lambda: product(backward=wrong_alone), "frozen inputs"),
+    "gradient 0.05 % off": (lambda: square(backward=lambda grad, x: 2.001 * x * grad), "gradient"),
+    "second gradient 0.05 % off": (
+        lambda: square(backward=lambda grad, x: twice_with_a_wrong_gradient(x) * grad),
+        "second gradient",
+    ),
     "half sums": (lambda: square(cpu=lambda x: (x * 1000 + x * x) - x * 1000), "dtypes"),
     "a dtype refused": (lambda: square(cpu=lambda x: refuse() if x.dtype == torch.float16 else x * x), "dtypes"),
     "gradient": (lambda: square(backward=lambda grad, x: x * grad), "gradient"),
@@ -92,6 +155,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "0-d": (lambda: square(cpu=lambda x: x * x if x.dim() else x + 1), "0-d"),
     "error of 0-d": (lambda: square(cpu=lambda x: x * x if x.dim() else refuse()), "0-d"),
     "batches mixed": (lambda: square(vmap=batches_mixed), "vmap"),
+    "elements that meet": (lambda: centred("elementwise"), "vmap"),
     "error in vmap": (lambda: square(vmap=refuse), "vmap"),
     "batches of gradients mixed": (
         lambda: square(backward=lambda grad, x: double(x) * grad),
@@ -153,8 +217,9 @@ def graph_break(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("fault", WRONG)
 def test_every_fault_is_found(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
     make, title = WRONG[fault]
+    op = make()
     with pytest.raises(kit.CheckFailed) as raised:
-        kit.check(make(), sample)
+        kit.check(op, (sample, sample.flip(0)) if getattr(op, "name", "") == "product" else sample)
     assert title in raised.value.report.titles("FAIL")
     assert f"  FAIL     {title}  " in capsys.readouterr().out
 
@@ -204,7 +269,7 @@ def test_a_right_op_passes_and_the_report_is_what_was_printed(capsys: pytest.Cap
     assert "finite differences" in gradient.text
     if not torch.cuda.is_available():
         assert out.endswith("no GPU here: CPU against CUDA, side stream, CUDA graph, second GPU were not tried\n")
-        assert len(report.outcomes) == 2 * 17
+        assert len(report.outcomes) == 2 * 20
 
 
 def test_the_worst_error_is_told() -> None:
@@ -270,3 +335,142 @@ def test_a_sample_is_needed() -> None:
         kit.check(square())
     with pytest.raises(kit.KitError, match=r"expected a Tensor, or a tuple with one, as each sample, got \(1,\)"):
         kit.check(square(), 1)
+
+
+def test_right_ops_pass() -> None:
+    kit.check(product(), (sample, sample.flip(0)))
+    kit.check(centred(None), sample)
+
+
+def test_the_message_names_place_and_values() -> None:
+    with pytest.raises(kit.CheckFailed) as raised:
+        kit.check(square(backward=lambda grad, x: 2.001 * x * grad), sample)
+    text = {outcome.title: outcome.text for outcome in raised.value.report.failed}
+    assert re.search(
+        r"the derivative of element \[0, 0\] of output 0 by element \[0, 0\] of argument 0 must be 0\.60000\d* "
+        r"by finite differences, got 0\.60030",
+        text["gradient"],
+    )
+    assert re.search(r"gradient of argument 0, float64, the sample: must be .* at \[0, 0\], got ", text["other sizes"])
+    with pytest.raises(kit.CheckFailed, match=r"where only argument [01] requires grad"):
+        kit.check(product(backward=wrong_alone), (sample, sample.flip(0)))
+    with pytest.raises(kit.CheckFailed, match=r"NaN at 0 of argument 0, float64: output 0 must have nan, got 0\.0"):
+        kit.check(square(cpu=lambda x: (x * x).nan_to_num(0, posinf=float("inf"))), sample)
+    with pytest.raises(kit.CheckFailed, match=r"output 0, float64, with 1000 in place of 2: must be .*, got "):
+        kit.check(square(cpu=wrong_from(1500)), sample)
+
+
+# Of x rounded, and a derivative that rounding has not.
+STRAIGHT_THROUGH: dict[str, Any] = {
+    "op": kit.op(
+        "kit_test::round_through(Tensor x) -> Tensor", reference=lambda x: x.round(), backward=lambda grad: grad.clone()
+    ),
+    "elementwise": kit.elementwise("round_through(x)", "round(x)", backward="grad"),
+}
+
+
+@pytest.mark.parametrize("op", STRAIGHT_THROUGH.values(), ids=STRAIGHT_THROUGH)
+def test_given_gradients(op: Any) -> None:
+    with pytest.raises(kit.CheckFailed, match="by finite differences"):
+        kit.check(op, sample)
+    assert not kit.check(op, sample, gradient=lambda x: x).failed
+    report = kit.check(op, sample, gradient="given")
+    assert {outcome.title: outcome.status for outcome in report.outcomes}["gradient"] == "skip"
+    with pytest.raises(kit.CheckFailed, match=r"gradient, round_through\(.*must be 2.* by finite differences, got 1"):
+        kit.check(op, sample, gradient=lambda x: 2 * x)
+
+
+def test_a_given_gradient_is_tried_in_every_mode() -> None:
+    wrong = kit.op(
+        "kit_test::round_through(Tensor x) -> Tensor",
+        reference=lambda x: x.round(),
+        backward=lambda grad: memory_order(grad).sqrt() * grad.sign(),
+    )
+    with pytest.raises(kit.CheckFailed) as raised:
+        kit.check(wrong, sample, gradient="given")
+    assert "strided gradients" in raised.value.report.titles("FAIL")
+
+
+def test_keyword_arguments() -> None:
+    swish = kit.elementwise("swish(x, *, beta=1.0)", "x / (1 + exp(-beta * x))")
+    report = kit.check(swish, sample, kwargs={"beta": 2.0})
+    assert report.outcomes[0].call == "swish(float32[2, 3] cpu, beta=2.0)"
+    scale = kit.op(
+        "kit_test::scale(Tensor x, *, Tensor by, float a=2.0) -> Tensor",
+        reference=lambda x, by, a: x * by * a,
+        backward=lambda grad, x, by, a: (grad * by * a, grad * x * (a if a < 3 else 1.001 * a)),
+    )
+    kit.check(scale, sample, kwargs={"a": 2.5, "by": sample.flip(0)})
+    with pytest.raises(kit.CheckFailed, match=r"of argument by must be .* by finite differences"):
+        kit.check(scale, sample, kwargs={"a": 3.5, "by": sample.flip(0)})
+
+
+ROWS = {"0-d": "it has rows"}
+
+
+def rows(x: Tensor, y: Tensor) -> Tensor:
+    if x.dim() != 2 or y.dim() != 1:
+        raise ValueError("[rows] expected a matrix and a vector")
+    return x + y[:, None]
+
+
+def test_samples_that_share_sizes() -> None:
+    """One without elements has none in all of them."""
+    report = kit.check(rows, (sample, torch.tensor([1.0, 2.0])), unsupported=ROWS)
+    assert "gives [0, 3]" in {outcome.text for outcome in report.outcomes}
+
+    def kernel(x: Tensor, y: Tensor) -> Tensor:
+        if not x.numel():
+            raise RuntimeError("nothing to do")
+        return rows(x, y)
+
+    wrong = kit.op("kit_test::rows(Tensor x, Tensor y) -> Tensor", cpu=kernel, reference=rows)
+    with pytest.raises(kit.CheckFailed) as raised:
+        kit.check(wrong, (sample, torch.tensor([1.0, 2.0])), unsupported=ROWS)
+    assert raised.value.report.titles("FAIL") == {"empty"}
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        (torch.nn.functional.layer_norm, (sample, (3,), torch.tensor([0.5, 1.5, -1.0]))),
+        (torch.nn.functional.embedding, (torch.tensor([0, 2, 1]), torch.randn(4, 5))),
+        (torch.matmul, (sample, sample.t())),
+        (lambda x: x.max(-1), (sample,)),
+        (lambda x: x.sort(0), (sample,)),
+        (torch.log, (torch.tensor([1e-6, 0.5, 1000.0]),)),
+        (lambda x: torch.sin(300 * x), (sample,)),
+        (torch.relu, (torch.tensor([5e-4, -3e-4]),)),
+        (lambda x: 1e-12 * x, (sample,)),
+        (lambda x: 1e12 * x, (sample,)),
+        (lambda x: x * x.new_zeros(()), (sample,)),
+        (torch.nn.functional.silu, (torch.linspace(-3, 3, 300),)),
+    ],
+)
+def test_what_is_right_is_no_failure(op: Any, args: tuple[Any, ...]) -> None:
+    """Of the properties about which a check that asks for much could be wrong."""
+    try:
+        failed = kit.check(op, args, dtypes=[torch.float64, torch.float32]).failed
+    except kit.CheckFailed as error:
+        failed = error.report.failed
+    asked = {"other sizes", "NaN and infinity", "gradient", "second gradient", "frozen inputs", "empty", "vmap"}
+    assert not asked & {outcome.title for outcome in failed}, failed
+
+
+def test_arguments_that_cannot_be_understood() -> None:
+    for options, message in (
+        ({"gradient": "straight"}, r"gradient= expected a function or 'given', got 'straight'"),
+        ({"reference": 1}, r"reference= expected a function, got int"),
+        ({"kwargs": {1: 2}}, r"kwargs= expected names of arguments, got \[1\]"),
+    ):
+        with pytest.raises(kit.KitError, match=message):
+            kit.check(square(), sample, **options)
+
+
+def test_a_reference_of_the_callers() -> None:
+    def squared(x: Tensor) -> Tensor:
+        return wrong_from(256)(x)
+
+    kit.check(square(cpu=wrong_from(256), reference=None, backward=None), sample, unsupported={"gradient": "none"})
+    with pytest.raises(kit.CheckFailed, match="output 0, float64, with 257 in place of 2"):
+        kit.check(squared, sample, reference=lambda x: x * x)

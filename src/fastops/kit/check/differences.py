@@ -15,7 +15,7 @@ _OF_LARGEST = 1e-7  # of an output's derivatives: what is left of those that can
 _OF_VALUE = 1e-9  # of the output: what rounding leaves of a difference
 _EACH = 100  # elements up to which every one is moved by itself
 # The first steps are for all; the others for what they do not agree upon, such as near a kink or an edge.
-_STEPS = (1e-3, 1e-5, 1e-6)
+_STEPS = (1e-3, 1e-5, 1e-7)
 
 Function = Callable[..., Any]
 
@@ -117,10 +117,10 @@ def _by_differences(
     for step in _STEPS:
         coarse, middle, fine = central(step), central(step / 2), central(step / 4)
         first, found = (4 * middle - coarse) / 3, (4 * fine - middle) / 3
-        differ = (found - first).abs().nan_to_num(nan=float("inf"))
+        differ = ((found - first).abs() / found.abs().clamp(min=1e-300)).nan_to_num(nan=float("inf"))
         better = differ < apart
         best, apart = torch.where(better, found, best), torch.where(better, differ, apart)
-        if bool((apart <= RELATIVE / 100 * best.abs()).all()):
+        if bool((apart <= RELATIVE / 100).all()):
             break
     return best
 

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .case import Args, Case, Skip, mapped, short, tensors
+from .case import GIVEN, Args, Case, Skip, mapped, short, tensors
 from .compare import largest
 
 _SIZES = (31, 64, 257, 1000, 4099)
 _LARGEST_INPUT = 50_000  # elements, and of outputs those behind which no larger size is tried
 _LARGEST_OUTPUT = 200_000
 _ULPS = 16
+_NOISE = 8
+_OWN = 1e-4  # in place of a unit in the last place, if the op is compared with itself
 _SPECIAL = {"NaN": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+Function = Callable[..., Any]
 
 
 class _Truth(NamedTuple):
     """What a call is compared with: the reference, else the op in float64."""
 
-    function: Callable[..., Any]
+    function: Function
     outputs: int
     said: str
 
@@ -164,27 +168,52 @@ def _runs(truth: _Truth, args: Args) -> bool:
 def _agree(case: Case, args: Args, truth: _Truth, growth: float, what: str) -> None:
     for dtype in case.dtypes:
         rounded = case._replace(args=args).of(dtype)
-        in_float64 = case._replace(args=rounded).of(torch.float64)
-        pairs = list(zip(case.outputs(rounded), _outputs(truth, in_float64), strict=True))
-        labels = [f"output {number}" for number in range(len(pairs))]
-        if dtype in (torch.float64, torch.float32):  # of halves many are equal, and a maximum's gradient is any one's
-            gradients = _gradients(case, rounded, in_float64, truth)
-            pairs += gradients
-            labels += [f"gradient of {case.label(k)}" for k, _ in zip(case.floating, gradients, strict=False)]
+        found, expected = _pairs(case, rounded, truth, case.function)
+        noise = _noise(case, rounded, truth, dtype)
         at = max(largest(x) for x in rounded if isinstance(x, Tensor))
-        for label, (y, z) in zip(labels, pairs, strict=True):
-            _close(y, z, max(1.0, at) * growth**0.5, f"{label}, {short(dtype)}, {what}")
+        scale = max(1.0, at) * growth**0.5
+        eps = torch.finfo(dtype).eps if truth.function is not case.function else max(torch.finfo(dtype).eps, _OWN)
+        for k, (y, z) in enumerate(zip(found, expected, strict=True)):
+            number = k - truth.outputs
+            label = f"output {k}" if number < 0 else f"gradient of {case.label(case.floating[number])}"
+            _close(y, z, _ULPS * eps * scale, noise[k] if noise else 0.0, f"{label}, {short(dtype)}, {what}")
 
 
-def _close(found: Tensor, expected: Tensor, scale: float, what: str) -> None:
+def _pairs(case: Case, rounded: Args, truth: _Truth, function: Function) -> tuple[list[Tensor], list[Tensor]]:
+    """What ``function`` makes of the arguments, and the truth in float64: outputs, and gradients behind them."""
+    exact = case._replace(args=rounded).of(torch.float64)
+    found, expected = list(tensors(function(*rounded)))[: truth.outputs], _outputs(truth, exact)
+    dtype = next((x.dtype for x in rounded if isinstance(x, Tensor) and x.is_floating_point()), None)
+    if dtype in (torch.float64, torch.float32):  # of halves many are equal, and a maximum's gradient is any one's
+        gradients = _true_gradients(case, exact, truth)
+        if gradients:
+            expected += gradients
+            found += case.gradients(rounded, op=lambda *given: tensors(function(*given))[: truth.outputs])
+    return found, expected
+
+
+def _noise(case: Case, rounded: Args, truth: _Truth, dtype: torch.dtype) -> list[float]:
+    """How far rounding takes the reference itself from the truth: far where numbers cancel."""
+    if truth.function is case.function:
+        return []
+    low = torch.float32 if dtype is torch.float64 else dtype
+    try:
+        found, expected = _pairs(case, case._replace(args=rounded).of(low), truth, truth.function)
+    except Exception:  # it does not take that dtype
+        return []
+    factor = torch.finfo(dtype).eps / torch.finfo(low).eps
+    return [largest(y.double() - z.double()) * factor for y, z in zip(found, expected, strict=True)]
+
+
+def _close(found: Tensor, expected: Tensor, allowed: float, noise: float, what: str) -> None:
     if found.shape != expected.shape:
-        raise AssertionError(f"{what}: expected shape {list(expected.shape)}, got {list(found.shape)}")
+        raise AssertionError(f"{what}: must have shape {list(expected.shape)}, got {list(found.shape)}")
     if not found.is_floating_point():
         if not torch.equal(found, expected.to(found.dtype)):
-            raise AssertionError(f"{what}: it differs from the reference")
+            raise AssertionError(f"{what}: must be as the reference's, got others")
         return
     x, y = found.double(), expected.double()
-    allowed = _ULPS * torch.finfo(found.dtype).eps * scale * max(1.0, largest(y))
+    allowed = allowed * max(1.0, largest(y)) + _NOISE * noise
     wrong = ~((x - y).abs() <= allowed) & (x != y) & ~(x.isnan() & y.isnan())
     wrong &= expected.to(found.dtype) != found  # where it is infinite in a smaller dtype
     if wrong.any():
@@ -192,18 +221,12 @@ def _close(found: Tensor, expected: Tensor, scale: float, what: str) -> None:
         raise AssertionError(f"{what}: must be {y[wrong][0].item():.9g} at {place}, got {x[wrong][0].item():.9g}")
 
 
-def _gradients(case: Case, args: Args, in_float64: Args, truth: _Truth) -> list[tuple[Tensor, Tensor]]:
+def _true_gradients(case: Case, exact: Args, truth: _Truth) -> list[Tensor]:
     """None where there are none to compare with."""
-    if "gradient" in case.unsupported or (case.slope is not None and not callable(case.slope)):
+    if "gradient" in case.unsupported or case.slope == GIVEN:
         return []
-    of_primitive = case.primitive if callable(case.slope) else truth.function
-    exact = case._replace(args=in_float64)
-
-    def cut(*given: Any) -> Sequence[Tensor]:
-        return tensors(of_primitive(*given))[: truth.outputs]
-
+    primitive = case.primitive if case.slope else truth.function
     try:
-        expected = exact.gradients(in_float64, op=cut)
+        return case.gradients(exact, op=lambda *given: tensors(primitive(*given))[: truth.outputs])
     except Exception:  # a reference outside autograd
         return []
-    return list(zip(case.gradients(args), expected, strict=True))
