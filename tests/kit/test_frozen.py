@@ -191,6 +191,56 @@ def test_what_cannot_be_copied_must_stay(change: Any) -> None:
     assert op(torch.ones(1, dtype=torch.float64)).item() == 2.0
 
 
+@numba.njit
+def even(x: Any) -> Any:
+    return GAIN if x < 1 else odd(x - 1)
+
+
+@numba.njit
+def odd(x: Any) -> Any:
+    return -GAIN if x < 1 else even(x - 1)
+
+
+@numba.njit
+def factorial(x: Any) -> Any:
+    return GAIN if x < 1 else x * factorial(x - 1)
+
+
+def of_functions_that_call_themselves(x: Any) -> Any:
+    for _ in range(1):
+        x = factorial(x) + (even(x) if x > 3 else 0.0)
+    return x
+
+
+def test_functions_that_call_themselves(change: Any) -> None:
+    op = kit.numba_op(of_functions_that_call_themselves)
+    change(5.0)
+    for dtype in (torch.float64, torch.float32):
+        assert op(torch.tensor([3.0, 4.0], dtype=dtype)).tolist() == [12.0, 50.0]
+
+
+def test_a_list_is_no_constant_of_numbas() -> None:
+    def of_list(x: Any) -> Any:
+        for _ in range(1):
+            x = x * FACTORS[0]
+        return x
+
+    with pytest.raises(RuntimeError, match="Numba does not compile it"):
+        kit.numba_op(of_list)(torch.ones(1))
+
+
+def test_no_function_of_pythons() -> None:
+    with pytest.raises(kit.KitError, match=r"^\[sin\] expected a function that is written in Python, got <built-in"):
+        kit.numba_op(math.sin)
+
+
+def test_what_numba_compiles_already(change: Any) -> None:
+    """A decorated function is taken for the one in it."""
+    op = kit.numba_op(numba.njit(twice_global))
+    change(5.0)
+    assert op(torch.ones(1, dtype=torch.float64)).item() == 2.0
+
+
 def test_a_name_without_a_value_is_an_error_of_the_definition() -> None:
     def early(x: Any) -> Any:
         return later(x)

@@ -32,8 +32,12 @@ class Frozen:
         self._copies: dict[int, tuple[Any, Any]] = {}  # by id, beside what has that id
         self._constants: list[tuple[str, Any]] = []
         self._uncopied: list[tuple[str, Any, str]] = []
-        self._copy = self._of_function(inspect.unwrap(given))
-        self.content_hash = content_hash(inspect.unwrap(given), self._constants)
+        plain = inspect.unwrap(given)
+        if not isinstance(plain, types.FunctionType):
+            raise KitError(f"[{given.__name__}] expected a function that is written in Python, got {plain!r}")
+        self._copy = self._without_values(plain)
+        self._fill(plain)
+        self.content_hash = content_hash(plain, self._constants)
 
     @property
     def function(self) -> types.FunctionType:
@@ -58,15 +62,19 @@ class Frozen:
     def __deepcopy__(self, memo: dict[int, Any]) -> Frozen:
         return self
 
-    def _of_function(self, given: types.FunctionType) -> types.FunctionType:
-        if id(given) in self._copies:
-            copied: types.FunctionType = self._copies[id(given)][1]
-            return copied
-        scope: dict[str, Any] = {"__builtins__": builtins, "__name__": given.__module__}
-        cells = {name: types.CellType() for name in given.__code__.co_freevars}
-        copy = types.FunctionType(given.__code__, scope, given.__name__, given.__defaults__, tuple(cells.values()))
+    def _without_values(self, given: types.FunctionType) -> types.FunctionType:
+        """The copy as long as nothing is known of what it reads, which may be itself."""
+        scope = {"__builtins__": builtins, "__name__": given.__module__}
+        cells = tuple(types.CellType() for _ in given.__code__.co_freevars)
+        copy = types.FunctionType(given.__code__, scope, given.__name__, given.__defaults__, cells)
         copy.__kwdefaults__, copy.__qualname__, copy.__doc__ = given.__kwdefaults__, given.__qualname__, given.__doc__
-        self._copies[id(given)] = given, copy  # before what it calls, which may be itself
+        self._copies[id(given)] = given, copy
+        return copy
+
+    def _fill(self, given: types.FunctionType) -> None:
+        copy: types.FunctionType = self._copies[id(given)][1]
+        scope = copy.__globals__
+        cells = dict(zip(copy.__code__.co_freevars, copy.__closure__ or (), strict=True))
         for name, value in read(given):
             if isinstance(value, Unbound):
                 raise KitError(
@@ -79,17 +87,19 @@ class Frozen:
                 cells[first].cell_contents = self._of(name, value)
             else:
                 scope[first] = self._of(name, value)
-        return copy
 
     def _of(self, name: str, value: Any) -> Any:
         if id(value) in self._copies:
             return self._copies[id(value)][1]
         copy = value
-        if hasattr(value, "py_func") and hasattr(value, "targetoptions"):
-            # What was compiled for types that it was given, all at once, is as it was then.
-            copy = self._of_jitted(value, value.py_func) if value._can_compile else value
-        elif type(value).__name__ == "DUFunc":
-            copy = self._of_ufunc(value)
+        function = _compiled_by_numba(value)
+        if function is not None:
+            new = id(function) not in self._copies
+            plain = self._without_values(function) if new else self._copies[id(function)][1]
+            copy = _compiled_again(value, plain)
+            self._copies[id(value)] = value, copy
+            if new:
+                self._fill(function)
         elif isinstance(value, types.ModuleType):
             copy = value if installed(value.__name__) else _Module(value)
         elif isinstance(value, tuple):
@@ -105,18 +115,24 @@ class Frozen:
         self._copies[id(value)] = value, copy
         return copy
 
-    def _of_jitted(self, value: Any, function: types.FunctionType) -> Any:
-        """The same of a copy, for which nothing is compiled yet."""
-        options = {"targetoptions": dict(value.targetoptions), "pipeline_class": value._compiler.pipeline_class}
-        if "locals" in inspect.signature(type(value).__init__).parameters:
-            options["locals"] = dict(value.locals)
-        return type(value)(self._of_function(function), **options)
 
-    def _of_ufunc(self, value: Any) -> Any:
-        function = value._dispatcher.py_func
-        return type(value)(
-            self._of_function(function), identity=value.identity, targetoptions=dict(value.targetoptions)
-        )
+def _compiled_by_numba(value: Any) -> types.FunctionType | None:
+    """The function that Numba compiles for the types that come. For types that were given it has done so already."""
+    dispatcher = value._dispatcher if type(value).__name__ == "DUFunc" else value
+    lazily = getattr(dispatcher, "_can_compile", hasattr(dispatcher, "targetoptions"))
+    function = getattr(dispatcher, "py_func", None)
+    return function if lazily and isinstance(function, types.FunctionType) else None
+
+
+def _compiled_again(value: Any, function: types.FunctionType) -> Any:
+    """What ``value`` is, of ``function``: compiled for nothing yet."""
+    options = {"targetoptions": dict(value.targetoptions)}
+    if type(value).__name__ == "DUFunc":
+        return type(value)(function, identity=value.identity, **options)
+    options["pipeline_class"] = value._compiler.pipeline_class
+    if "locals" in inspect.signature(type(value).__init__).parameters:
+        options["locals"] = dict(value.locals)
+    return type(value)(function, **options)
 
 
 class _Module(types.ModuleType):
