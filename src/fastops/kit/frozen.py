@@ -32,7 +32,7 @@ class Frozen:
         self._copies: dict[int, tuple[Any, Any]] = {}  # by id, beside what has that id
         self._constants: list[tuple[str, Any]] = []
         self._uncopied: list[tuple[str, Any, str]] = []
-        plain = inspect.unwrap(given)
+        plain = getattr(given, "py_func", given)
         if not isinstance(plain, types.FunctionType):
             raise KitError(f"[{given.__name__}] expected a function that is written in Python, got {plain!r}")
         self._copy = self._without_values(plain)
@@ -110,7 +110,7 @@ class Frozen:
             copy = value.copy(order="K")
         else:
             self._constants.append((name, value))
-            if not (value is None or isinstance(value, CONSTANTS)):
+            if not (value is None or isinstance(value, CONSTANTS) or hasattr(value, "py_func")):
                 self._uncopied.append((name, value, content_hash(value)))
         self._copies[id(value)] = value, copy
         return copy
