@@ -90,7 +90,7 @@ def test_samples_that_share_sizes() -> None:
         (lambda x: x.max(-1), (sample,)),
         (lambda x: x.sort(0), (sample,)),
         (torch.log, (torch.tensor([1e-6, 0.5, 1000.0]),)),
-        (lambda x: torch.sin(300 * x), (sample,)),
+        (lambda x: torch.sin(300 * x.double()).to(x.dtype), (sample,)),
         (torch.relu, (torch.tensor([5e-4, -3e-4]),)),
         (lambda x: 1e-12 * x, (sample,)),
         (lambda x: 1e12 * x, (sample,)),

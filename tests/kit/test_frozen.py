@@ -229,6 +229,23 @@ def test_a_list_is_no_constant_of_numbas() -> None:
         kit.numba_op(of_list)(torch.ones(1))
 
 
+def test_a_backward_may_name_its_own_op() -> None:
+    def make() -> Any:
+        def sine(x: Any) -> Any:
+            for _ in range(1):
+                x = math.sin(x)
+            return x
+
+        def backward(grad: Any, x: Any) -> Any:
+            return grad * op(x + math.pi / 2)
+
+        op = kit.numba_op(sine, backward=backward)
+        return op
+
+    x = torch.tensor([0.5, -2.0], dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(torch.autograd.grad(make()(x).sum(), x)[0], x.cos())
+
+
 def test_no_function_of_pythons() -> None:
     with pytest.raises(kit.KitError, match=r"^\[sin\] expected a function that is written in Python, got <built-in"):
         kit.numba_op(math.sin)

@@ -169,7 +169,7 @@ class Op:
 
     def dispatched(self, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
         """What torch's dispatcher is called with, for ``torch.library.opcheck``."""
-        return self.raw, self.schema.bind(args, kwargs)
+        return self.raw, self.schema.with_lists(self.schema.bind(args, kwargs))
 
     def prepare(self, *args: Any, device: torch.device | str | int | None = None, **kwargs: Any) -> None:
         """Compile a kernel of Numba's for a CUDA device, the current one by default, ahead of a call like this.

@@ -37,6 +37,11 @@ def closure(function: types.FunctionType) -> dict[str, Any]:
     return {name: _of_cell(cell) for name, cell in cells}
 
 
+def bound(function: types.FunctionType) -> dict[str, Any]:
+    """Of its cells' values those that there are."""
+    return {name: value for name, value in closure(function).items() if not isinstance(value, Unbound)}
+
+
 def read(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Each name that the function and those inside it look up, dotted for attributes of modules, and its value now.
 
