@@ -27,6 +27,8 @@ def test_given_gradients(op: Any) -> None:
     assert not kit.check(op, sample, gradient=lambda x: x).failed
     report = kit.check(op, sample, gradient="given")
     assert {outcome.title: outcome.status for outcome in report.outcomes}["gradient"] == "skip"
+    with pytest.raises(kit.CheckFailed, match=r"gradient= must return outputs of shapes \[\[2, 3\]\], got \[\[\]\]"):
+        kit.check(op, sample, gradient=lambda x: x.sum())
     with pytest.raises(kit.CheckFailed, match=r"gradient, round_through\(.*must be 2.* by finite differences, got 1"):
         kit.check(op, sample, gradient=lambda x: 2 * x)
 
@@ -40,6 +42,16 @@ def test_a_given_gradient_is_tried_in_every_mode() -> None:
     with pytest.raises(kit.CheckFailed) as raised:
         kit.check(wrong, sample, gradient="given")
     assert "strided gradients" in raised.value.report.titles("FAIL")
+
+
+def test_a_given_gradient_is_tried_in_other_sizes() -> None:
+    wrong = kit.op(
+        "kit_test::round_through(Tensor x) -> Tensor",
+        reference=lambda x: x.round(),
+        backward=lambda grad: grad + 0.01 * (grad.numel() > 99),
+    )
+    with pytest.raises(kit.CheckFailed, match=r"other sizes, .*gradient of argument 0, float64, with 64 in place of 2"):
+        kit.check(wrong, sample, gradient=lambda x: x)
 
 
 def test_keyword_arguments() -> None:

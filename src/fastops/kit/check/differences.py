@@ -21,10 +21,11 @@ Function = Callable[..., Any]
 
 
 class Move(NamedTuple):
-    """What is moved, in words, and by how much for a step of 1, one tensor for each of the places."""
+    """What is moved, in words; by how much for a step of 1, one tensor for each of the places; the unit of steps."""
 
     what: str
     by: list[Tensor]
+    unit: float = 1.0
 
 
 def compare(function: Function, args: Args, places: Sequence[int], labels: Sequence[str], primitive: Function) -> str:
@@ -41,17 +42,16 @@ def compare(function: Function, args: Args, places: Sequence[int], labels: Seque
     moves = list(_of_each(inputs, labels) if each else _of_all(inputs))
     given = leaves(args, places)
     outputs = tensors(function(*given))
+    shapes, of_primitive = ([list(y.shape) for y in tensors(f(*args))] for f in (function, primitive))
+    if shapes != of_primitive:
+        raise AssertionError(f"gradient= must return outputs of shapes {shapes}, got {of_primitive}")
     for number, y in enumerate(outputs):
-        if not y.is_floating_point():
-            continue
-        if not y.numel() or not moves:
+        if not (y.is_floating_point() and y.numel() and moves):
             continue
         products = list(_cotangents(y)) if y.numel() <= _EACH and each else [cotangent(y)]
         # Rows: what is made of the output; columns: what is moved.
         found = torch.stack([_moved(y, given, places, product, moves) for product in products])
-        expected = torch.stack(
-            [_by_differences(primitive, args, places, move.by, number, products) for move in moves], 1
-        )
+        expected = torch.stack([_by_differences(primitive, args, places, move, number, products) for move in moves], 1)
         allowed = RELATIVE * expected.abs() + _OF_LARGEST * expected.abs().max().nan_to_num(posinf=0)
         allowed = allowed + _OF_VALUE * y.detach().abs().nan_to_num(posinf=0).max()
         wrong = ~((found - expected).abs() <= allowed) & ~(found == expected) & ~(found.isnan() & expected.isnan())
@@ -69,8 +69,8 @@ def _of_each(inputs: Sequence[Tensor], labels: Sequence[str]) -> Iterator[Move]:
     for k, x in enumerate(inputs):
         for j in range(x.numel()):
             by = [torch.zeros_like(z, memory_format=torch.contiguous_format) for z in inputs]
-            by[k].view(-1)[j] = max(1.0, x.reshape(-1)[j].abs().item())
-            yield Move(f"element {_index(x, j)} of {labels[k]}", by)
+            by[k].view(-1)[j] = 1
+            yield Move(f"element {_index(x, j)} of {labels[k]}", by, max(1.0, x.reshape(-1)[j].abs().item()))
 
 
 def _of_all(inputs: Sequence[Tensor]) -> Iterator[Move]:
@@ -98,13 +98,13 @@ def _moved(y: Tensor, given: Args, places: Sequence[int], product: Tensor, moves
 
 
 def _by_differences(
-    primitive: Function, args: Args, places: Sequence[int], by: list[Tensor], number: int, products: list[Tensor]
+    primitive: Function, args: Args, places: Sequence[int], move: Move, number: int, products: list[Tensor]
 ) -> Tensor:
     """For each of ``products``: central differences of two steps, extrapolated, of those steps that agree best."""
 
     def at(step: float) -> Tensor:
         moved = list(args)
-        for k, change in zip(places, by, strict=True):
+        for k, change in zip(places, move.by, strict=True):
             moved[k] = args[k].detach() + step * change
         y = tensors(primitive(*moved))[number].detach()
         return y.reshape(-1) if len(products) == y.numel() else (y * products[0]).sum().view(1)
@@ -114,7 +114,7 @@ def _by_differences(
 
     best = torch.full((len(products),), float("nan"), dtype=torch.float64, device=products[0].device)
     apart = torch.full_like(best, float("inf"))
-    for step in _STEPS:
+    for step in (move.unit * step for step in _STEPS):
         coarse, middle, fine = central(step), central(step / 2), central(step / 4)
         first, found = (4 * middle - coarse) / 3, (4 * fine - middle) / 3
         differ = ((found - first).abs() / found.abs().clamp(min=1e-300)).nan_to_num(nan=float("inf"))
