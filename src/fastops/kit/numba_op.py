@@ -47,6 +47,9 @@ def numba_op(
     the dtypes and dimensions of a call, and launched on the tensors' device and torch's current stream there. It is a
     ``kit.op``, and takes what that takes.
 
+    What the function reads outside (globals, its closure, arrays, attributes of the program's modules, functions that
+    Numba compiles) is for all dtypes as it was at the definition.
+
     Args:
         function: of one to eight numbers, to one number; or a kernel.
         backward: ``backward(grad, ...)`` returns a gradient for each parameter of ``function``. Its parameters are
@@ -62,8 +65,8 @@ def numba_op(
 
     Raises:
         NoCompiler: Numba is not installed.
-        KitError: parameters that cannot be served, a function of numbers that raises; later, a derivative where there
-            is none.
+        KitError: parameters that cannot be served, a function of numbers that raises, a name that has no value yet;
+            later, a derivative where there is none, or another content of what could not be copied at the definition.
         CompileError: later, from a kernel that Numba does not compile, or that writes to what it should read.
     """
     if function is None:
