@@ -9,46 +9,27 @@ from typing import Any
 
 import pytest
 import torch
+from checked_ops import (
+    centred,
+    memory_order,
+    overwrite,
+    product,
+    refuse,
+    sample,
+    square,
+    wrong_alone,
+    wrong_from,
+)
 from torch import Tensor
 
 import fastops
 from fastops import kit
-
-sample = torch.tensor([[0.3, -1.2, 0.7], [2.1, -0.4, 1.6]])
-
-
-def square(**changes: Any) -> Any:
-    """A right op, with changes."""
-    parts: dict[str, Any] = {
-        "cpu": lambda x: x * x,
-        "cuda": lambda x: x * x,
-        "reference": lambda x: x * x,
-        "backward": lambda grad, x: 2 * x * grad,
-    }
-    return kit.op("kit_test::square(Tensor x) -> Tensor", **parts | changes)
-
-
-def overwrite(x: Tensor) -> Tensor:
-    result = x * x
-    x.zero_()
-    return result
-
-
-def memory_order(x: Tensor) -> Tensor:
-    """Reads memory as if it were contiguous."""
-    flat = x.as_strided((x.numel(),), (1,)) if x.numel() else x.flatten()
-    return (flat * flat).view(x.shape)
-
 
 calls = itertools.count()
 
 
 def restless(x: Tensor) -> Tensor:
     return x * x * (1 + 1e-7 * next(calls))
-
-
-def refuse(*inputs: Any) -> Any:
-    raise kit.KitError("[square] cannot do this")
 
 
 def batches_mixed(info: Any, dims: Any, x: Tensor) -> tuple[Tensor, int]:
@@ -59,6 +40,12 @@ double = kit.op(
     "kit_test::double(Tensor x) -> Tensor", cpu=lambda x: 2 * x, reference=lambda x: 2 * x, vmap=batches_mixed
 )
 
+twice_with_a_wrong_gradient = kit.op(
+    "kit_test::twice_with_a_wrong_gradient(Tensor x) -> Tensor",
+    cpu=lambda x: 2 * x,
+    backward=lambda grad: 2.001 * grad,
+)
+
 # What is wrong, and the property that tells.
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no result": (lambda: square(cpu=lambda x: None), "call"),
@@ -67,6 +54,31 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "input overwritten": (lambda: square(cpu=overwrite), "inputs stay as they are"),
     "view of the input": (lambda: lambda x: x.view(-1), "inputs stay as they are"),
     "no two results alike": (lambda: square(cpu=restless), "equal inputs, equal bits"),
+    "values 0.05 % off": (lambda: square(cpu=lambda x: x * x * 1.0005), "other sizes"),
+    "the tail of a vector": (lambda: square(cpu=lambda x: wrong_from(x.numel() // 8 * 8 or 99)(x)), "other sizes"),
+    "the second block": (lambda: square(cpu=wrong_from(256)), "other sizes"),
+    "the last block": (lambda: square(cpu=wrong_from(4096)), "other sizes"),
+    "an error beyond a size": (lambda: square(cpu=lambda x: x * x if x.numel() < 99 else 1 / 0), "other sizes"),
+    "gradient beyond a size": (
+        lambda: square(backward=lambda grad, x: 2 * x * grad + (x.numel() > 256)),
+        "other sizes",
+    ),
+    "float32 beyond a size": (
+        lambda: square(cpu=lambda x: wrong_from(64, 1.0)(x) if x.dtype == torch.float32 else x * x, reference=None),
+        "other sizes",
+    ),
+    "NaN lost": (lambda: square(cpu=lambda x: (x * x).nan_to_num(0, posinf=float("inf"))), "NaN and infinity"),
+    "infinity lost": (lambda: square(cpu=lambda x: (x * x).clamp(max=1e30)), "NaN and infinity"),
+    "NaN lost in a half": (
+        lambda: square(cpu=lambda x: x.nan_to_num(0) ** 2 if x.dtype == torch.bfloat16 else x * x, reference=None),
+        "NaN and infinity",
+    ),
+    "a frozen input": (lambda: product(backward=wrong_alone), "frozen inputs"),
+    "gradient 0.05 % off": (lambda: square(backward=lambda grad, x: 2.001 * x * grad), "gradient"),
+    "second gradient 0.05 % off": (
+        lambda: square(backward=lambda grad, x: twice_with_a_wrong_gradient(x) * grad),
+        "second gradient",
+    ),
     "half sums": (lambda: square(cpu=lambda x: (x * 1000 + x * x) - x * 1000), "dtypes"),
     "a dtype refused": (lambda: square(cpu=lambda x: refuse() if x.dtype == torch.float16 else x * x), "dtypes"),
     "gradient": (lambda: square(backward=lambda grad, x: x * grad), "gradient"),
@@ -92,6 +104,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "0-d": (lambda: square(cpu=lambda x: x * x if x.dim() else x + 1), "0-d"),
     "error of 0-d": (lambda: square(cpu=lambda x: x * x if x.dim() else refuse()), "0-d"),
     "batches mixed": (lambda: square(vmap=batches_mixed), "vmap"),
+    "elements that meet": (lambda: centred("elementwise"), "vmap"),
     "error in vmap": (lambda: square(vmap=refuse), "vmap"),
     "batches of gradients mixed": (
         lambda: square(backward=lambda grad, x: double(x) * grad),
@@ -153,8 +166,9 @@ def graph_break(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("fault", WRONG)
 def test_every_fault_is_found(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
     make, title = WRONG[fault]
+    op = make()
     with pytest.raises(kit.CheckFailed) as raised:
-        kit.check(make(), sample)
+        kit.check(op, (sample, sample.flip(0)) if getattr(op, "name", "") == "product" else sample)
     assert title in raised.value.report.titles("FAIL")
     assert f"  FAIL     {title}  " in capsys.readouterr().out
 
@@ -204,7 +218,7 @@ def test_a_right_op_passes_and_the_report_is_what_was_printed(capsys: pytest.Cap
     assert "finite differences" in gradient.text
     if not torch.cuda.is_available():
         assert out.endswith("no GPU here: CPU against CUDA, side stream, CUDA graph, second GPU were not tried\n")
-        assert len(report.outcomes) == 2 * 17
+        assert len(report.outcomes) == 2 * 20
 
 
 def test_the_worst_error_is_told() -> None:
@@ -270,3 +284,28 @@ def test_a_sample_is_needed() -> None:
         kit.check(square())
     with pytest.raises(kit.KitError, match=r"expected a Tensor, or a tuple with one, as each sample, got \(1,\)"):
         kit.check(square(), 1)
+
+
+def test_right_ops_pass() -> None:
+    kit.check(product(), (sample, sample.flip(0)))
+    kit.check(centred(None), sample)
+
+
+def test_the_message_names_place_and_values() -> None:
+    with pytest.raises(kit.CheckFailed) as raised:
+        kit.check(square(backward=lambda grad, x: 2.001 * x * grad), sample)
+    text = {outcome.title: outcome.text for outcome in raised.value.report.failed}
+    assert re.search(
+        r"the derivative of element \[0, 0\] of output 0 by element \[0, 0\] of argument 0 must be 0\.60000\d* "
+        r"by finite differences, got 0\.60030",
+        text["gradient"],
+    )
+    assert re.search(r"gradient of argument 0, float64, the sample: must be .* at \[0, 0\], got ", text["other sizes"])
+    with pytest.raises(kit.CheckFailed, match=r"where only argument [01] requires grad"):
+        kit.check(product(backward=wrong_alone), (sample, sample.flip(0)))
+    with pytest.raises(kit.CheckFailed, match=r"NaN at 0 of argument 0, float64: output 0 must have nan, got 0\.0"):
+        kit.check(square(cpu=lambda x: (x * x).nan_to_num(0, posinf=float("inf"))), sample)
+    with pytest.raises(kit.CheckFailed, match=r"of shapes \[64, 3\], which the reference takes: ZeroDivisionError"):
+        kit.check(square(cpu=lambda x: x * x if x.numel() < 99 else 1 / 0), sample)
+    with pytest.raises(kit.CheckFailed, match=r"output 0, float64, with 1000 in place of 2: must be .*, got "):
+        kit.check(square(cpu=wrong_from(1500)), sample)

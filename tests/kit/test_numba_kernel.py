@@ -269,7 +269,7 @@ def test_parameters_are_those_that_are_packed() -> None:
 
     kernel = kernel_of(transform)
     types = [numba_abi.numba_type(cuda, kind, readonly=False) for kind in TRANSFORM]
-    text, _ = cuda.compile(kernel._function, cuda.types.void(*types), device=False, abi="numba", cc=(9, 0))
+    text, _ = cuda.compile(kernel._frozen.function, cuda.types.void(*types), device=False, abi="numba", cc=(9, 0))
     declared = re.findall(r"\.param \.([a-z]\d+)", re.search(r"\.entry \S+\((.*?)\)", text, re.DOTALL)[1])
     packed = [code for kind in TRANSFORM for code in numba_abi._codes(kind)]
     assert declared == [{"P": "u64", "q": "u64", "d": "f64", "?": "u8"}[code] for code in packed]

@@ -18,6 +18,9 @@ from typing import Any
 
 import torch
 
+from .outside import CONSTANTS, Unbound, closure, installed, read
+
+_MUTABLE = (list, dict, set, torch.Tensor, types.CellType)
 _UNREAD = secrets.token_hex()  # in no other process
 
 
@@ -32,20 +35,23 @@ def content_of(*values: Any) -> tuple[str, list[Any]]:
     for value in values:
         seen: dict[int, tuple[int, Any]] = {}
         described.append(_described(value, seen, None))
-        mutable += [found for _, found in seen.values() if isinstance(found, (list, dict, set, torch.Tensor))]
+        mutable += [found for _, found in seen.values() if isinstance(found, _MUTABLE) or _of_numpy(found)]
     return hashlib.sha256(repr(described).encode()).hexdigest(), mutable
 
 
 def _described(value: Any, seen: dict[int, tuple[int, Any]], home: dict[str, Any] | None) -> Any:
     """Nested tuples of text that say what ``value`` is.
 
-    ``seen`` ends the recursion of functions. ``home`` is the globals of the outermost function: those are followed, and
-    for a function of another module stands that module's file.
+    ``seen`` ends the recursion of functions. ``home`` is the globals of the outermost function: those are followed, as
+    are all that a program may change; for a function of an installed module stands that module's file.
     """
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device)):
+    if value is None or isinstance(value, CONSTANTS):
         return type(value).__name__, repr(value)
-    if known := getattr(value, "content_hash", None):
+    if isinstance(known := getattr(value, "content_hash", None), str):
         return "kit", known
+    if isinstance(value, Unbound):  # a new value each time; its owner is one
+        seen.setdefault(id(value.owner), (len(seen), value.owner))
+        return "unbound", _UNREAD
     if id(value) in seen:
         return "again", seen[id(value)][0]
     seen[id(value)] = len(seen), value  # held, so that no later value gets its id
@@ -70,26 +76,28 @@ def _described(value: Any, seen: dict[int, tuple[int, Any]], home: dict[str, Any
         copy = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
         data = ctypes.string_at(copy.data_ptr(), copy.nbytes)  # NumPy need not be there
         return "tensor", str(value.dtype), value.shape, hashlib.sha256(data).hexdigest()
+    if _of_numpy(value):
+        return "numpy", str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).hexdigest()
     if wrapped := getattr(value, "__wrapped__", None):  # such as what @numba.njit returns
         return type(value).__qualname__, follow(wrapped)
     return "unread", id(value), _UNREAD
 
 
+def _of_numpy(value: Any) -> bool:
+    """An array or a number of NumPy's, whose bytes are its value."""
+    return type(value).__module__ == "numpy" and hasattr(value, "tobytes") and not value.dtype.hasobject
+
+
 def _of_function(function: types.FunctionType, seen: dict[int, tuple[int, Any]], home: dict[str, Any]) -> Any:
     follow = functools.partial(_described, seen=seen, home=home)
-    cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
     named = tuple((function.__kwdefaults__ or {}).items())
-    parts = [follow(v) for v in (function.__code__, function.__defaults__, named, cells)]
-    if function.__globals__ is not home:
-        return "function", parts, _file(function.__module__)
-    used = [(name, follow(home[name])) for name in _names(function.__code__) if name in home]
-    return "function", parts, used
-
-
-def _names(code: types.CodeType) -> list[str]:
-    """Every name that ``code`` looks up, and the functions inside it."""
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return [*code.co_names, *(name for c in inner for name in _names(c))]
+    parts = [follow(v) for v in (function.__code__, function.__defaults__, named)]
+    if function.__globals__ is not home and installed(function.__module__):
+        return "function", parts, [follow(v) for v in closure(function).values()], _file(function.__module__)
+    used = list(read(function))
+    if any(name.partition(".")[0] in function.__globals__ for name, _ in used):
+        seen.setdefault(id(function.__globals__), (len(seen), function.__globals__))  # which may change
+    return "function", parts, [(name, follow(value)) for name, value in used]
 
 
 @functools.lru_cache
@@ -99,4 +107,7 @@ def _file(module: str | None) -> tuple[str, str]:
     version = str(getattr(found, "__version__", ""))
     if file is None:  # built in, or typed by hand
         return f"{module}", _UNREAD if module == "__main__" else sys.version
-    return f"{module} {version}", hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    try:
+        return f"{module} {version}", hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:  # it is in an archive, or was removed
+        return f"{module} {version}", _UNREAD

@@ -214,9 +214,14 @@ class Elementwise:
             self(*tensors, **scalars)
         return explained(self._program, tensors)
 
-    def dispatched(self, *tensors: Tensor) -> tuple[Any, tuple[Any, ...]]:
+    @property
+    def reference(self) -> Callable[..., Any]:
+        """The same in torch's functions, of all arguments by position."""
+        return self._program.reference
+
+    def dispatched(self, *tensors: Tensor, **scalars: float) -> tuple[Any, tuple[Any, ...]]:
         """What torch's dispatcher is called with, for ``torch.library.opcheck``."""
-        return self._program.raw, (*tensors, *self._defaults)
+        return self._program.raw, (*tensors, *scalar_values(self.name, self.scalars, scalars))
 
 
 def wrong_count(

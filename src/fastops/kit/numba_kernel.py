@@ -22,6 +22,7 @@ from .content import content_hash
 from .cuda_kernel import device_to_prepare
 from .errors import CompileError, KitError
 from .extent import Launch, Size
+from .frozen import Frozen
 from .layouts import special, without_memory
 from .numba_abi import Kind
 from .op import Op, _is_alias_of, op
@@ -54,7 +55,8 @@ def numba_kernel(
     parsed = Schema(text)
     allocate = fake or functools.partial(_like_the_first, len(parsed.outputs))
     launch = Launch(parsed.name, parameters, grid, block, shared)
-    kernel = NumbaKernel(plain, _options(parsed.name, function), parameters, parsed, launch, allocate, fake is not None)
+    options = _options(parsed.name, function)
+    kernel = NumbaKernel(Frozen(plain), options, parameters, parsed, launch, allocate, fake is not None)
     return op(text, cuda=kernel, fake=allocate, **parts)
 
 
@@ -63,7 +65,7 @@ class NumbaKernel:
 
     def __init__(
         self,
-        function: types.FunctionType,
+        frozen: Frozen,
         options: dict[str, Any],
         parameters: tuple[str, ...],
         schema: Schema,
@@ -80,8 +82,8 @@ class NumbaKernel:
                 expected = ", ".join(("Tensor", *numba_abi.NUMBERS))
                 raise KitError(f"[{name}] {argument} must be of a type that a kernel takes, {expected}, got {kind}")
         self.name = name
-        self.content_hash = content_hash(function, options, launch.described, allocate)
-        self._function = function
+        self.content_hash = content_hash(frozen, options, launch.described, allocate)
+        self._frozen = frozen
         self._options = options
         self._parameters = parameters
         self._schema = schema
@@ -131,7 +133,7 @@ class NumbaKernel:
         capability = divmod(int(arch.removeprefix("sm_")), 10)
         how = {"device": False, "abi": "numba", "output": "ltoir", "cc": capability, **self._options}
         try:
-            codes, _ = cuda.compile_all(self._function, signature, **how)
+            codes, _ = cuda.compile_all(self._frozen.function, signature, **how)
         except Exception as error:  # Numba's, its compilers', or that of a library they do not find
             raise CompileError(f"[{self.name}] Numba does not compile it for {arch}: {error}") from error
         # Of what Numba's own headers give, such as arithmetic of half types, the code is in an object.

@@ -21,6 +21,7 @@ from .elementwise import Gradients, aligned, differentiable, of_one_dtype, wrong
 from .errors import ExpressionError, KitError
 from .expression import Node
 from .extent import Size
+from .frozen import Frozen
 from .numba_kernel import numba_kernel
 from .pointwise import Pointwise
 from .program import Kernels, Program, explained, prepared, unique
@@ -46,6 +47,9 @@ def numba_op(
     the dtypes and dimensions of a call, and launched on the tensors' device and torch's current stream there. It is a
     ``kit.op``, and takes what that takes.
 
+    What the function reads outside (globals, its closure, arrays, attributes of the program's modules, functions that
+    Numba compiles) is for all dtypes as it was at the definition.
+
     Args:
         function: of one to eight numbers, to one number; or a kernel.
         backward: ``backward(grad, ...)`` returns a gradient for each parameter of ``function``. Its parameters are
@@ -61,8 +65,8 @@ def numba_op(
 
     Raises:
         NoCompiler: Numba is not installed.
-        KitError: parameters that cannot be served, a function of numbers that raises; later, a derivative where there
-            is none.
+        KitError: parameters that cannot be served, a function of numbers that raises, a name that has no value yet;
+            later, a derivative where there is none, or another content of what could not be copied at the definition.
         CompileError: later, from a kernel that Numba does not compile, or that writes to what it should read.
     """
     if function is None:
@@ -98,9 +102,10 @@ class NumbaOp:
         _check_raises_nothing(name, function)
         if not 1 <= len(self.tensors) <= 8:
             raise KitError(f"[{name}] expected a function of 1 to 8 numbers, got {len(self.tensors)}")
-        self.content_hash = content_hash(function, backward)
-        content = f"numba {content_hash(function)}"
-        self._program = unique(content, lambda: _Program(function, name, self.tensors, content))
+        frozen = Frozen(function)
+        self.content_hash = content_hash(frozen, backward)
+        content = f"numba {frozen.content_hash}"
+        self._program = unique(content, lambda: _Program(frozen, name, self.tensors, content))
         self._backward = backward
         self._gradients = _gradients(self._program, backward)
         self._call = _with_derivative(self._program, backward, self._gradients).call
@@ -141,6 +146,11 @@ class NumbaOp:
             return {}
         missing = {"forward mode": "needs an expression"}
         return missing if self._backward else missing | {"gradient": "needs backward="}
+
+    @property
+    def reference(self) -> Callable[..., Any] | None:
+        """The same in torch's functions, if it is an expression."""
+        return self._program.reference if self._program.parsed else None
 
     def dispatched(self, *tensors: Tensor) -> tuple[Any, tuple[Any, ...]]:
         """What torch's dispatcher is called with, for ``torch.library.opcheck``."""
@@ -188,12 +198,12 @@ class _Program(Pointwise):
 
     cuda_compilers = "Numba and NVRTC"
 
-    def __init__(self, function: Callable[..., Any], name: str, tensors: tuple[str, ...], content: str) -> None:
-        self.function = function
+    def __init__(self, frozen: Frozen, name: str, tensors: tuple[str, ...], content: str) -> None:
+        self.frozen = frozen
         self.symbol = f"kit_numba_{content_hash(content)[:16]}"
         self._loops: dict[str, Any] = {}  # by their type of numbers; C++ has their addresses
         try:
-            _, nodes = expression.from_function(function)
+            _, nodes = expression.from_function(frozen.function)
             self.parsed: tuple[Node, ...] | None = nodes
             super().__init__(name, tensors, (), nodes, content)
         except ExpressionError as error:
@@ -231,7 +241,7 @@ class _Program(Pointwise):
         pointer = numba.types.CPointer(number)
         count = len(self.tensors)
         signature = numba.void(*[pointer] * (count + 1), numba.int64)
-        scope = {"function": numba.njit(error_model="numpy")(self.function), "number": number}
+        scope = {"function": numba.njit(error_model="numpy")(self.frozen.function), "number": number}
         inputs = [f"in{k}" for k in range(count)]
         exec(
             f"def loop({', '.join(inputs)}, out, n):\n"
@@ -250,7 +260,7 @@ class _Program(Pointwise):
         number = numba.float64 if real == "double" else numba.float32
         capability = divmod(int(arch.removeprefix("sm_")), 10)
         code, _ = cuda.compile(
-            self.function,
+            self.frozen.function,
             number(*[number] * len(self.tensors)),
             device=True,
             abi="c",
@@ -267,7 +277,7 @@ class _Program(Pointwise):
             raise KitError(f"[{self.name}] forward mode and other devices need an expression; this is none: {self.why}")
         numba = numba_extra.numba(self.name)
         wide = [x.detach().to(torch.promote_types(x.dtype, torch.float32)).numpy() for x in inputs]
-        return (torch.as_tensor(numba.vectorize()(self.function)(*wide)),)
+        return (torch.as_tensor(numba.vectorize()(self.frozen.function)(*wide)),)
 
 
 def _gradients(program: _Program, backward: Callable[..., Any] | None) -> Gradients | None:

@@ -16,7 +16,7 @@ from .. import _autocast
 from .._autocast import lower_precision, single_precision
 from .._derivative import Reach, backward_of
 from .._operator import EVERY_DTYPE, Differentiable, elementwise_batch
-from .content import content_of
+from .content import content_hash, content_of
 from .errors import KitError
 from .reach import by_backward, by_reference
 from .schema import Schema
@@ -28,7 +28,7 @@ _is_alias_of: Callable[[Tensor, Tensor], bool] = torch._C._is_alias_of  # type: 
 
 _CASTS = {"lower": lower_precision, "float32": single_precision}
 _libraries: dict[str, torch.library.Library] = {}
-# By name and content. The same content is the same op, if what it holds and may change is the same too.
+# By name and content. The same content is the same op, if what it reads and may change is the same too.
 _ops: dict[str, list[tuple[Op, list[Any]]]] = {}
 _lock = threading.RLock()
 
@@ -96,7 +96,8 @@ def op(
     with _lock:
         alike = _ops.setdefault(f"{parsed.namespace}::{parsed.name}_{content}", [])
         for known, held in alike:
-            if len(held) == len(mutable) and all(a is b for a, b in zip(held, mutable, strict=True)):
+            same = len(held) == len(mutable) and all(a is b for a, b in zip(held, mutable, strict=True))
+            if same and content_hash(schema, *known._parts) == content:  # a variable of its may have another value now
                 return known
         registered = f"{parsed.name}_{content[:12]}" + (f"_{len(alike)}" if alike else "")
         made = Op(parsed, parts, registered, content)
@@ -137,6 +138,8 @@ class Op:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs or len(args) != len(self.schema.arguments):
             args = self.schema.bind(args, kwargs)
+        if self.schema.lengths:
+            args = self.schema.with_lists(args)
         if self._parts.autocast:
             args = self._cast(args)
         result = self._call(*args)
@@ -161,9 +164,14 @@ class Op:
             key.upper(): f"needs {key}= or reference=" for key in ("cpu", "cuda") if not getattr(parts, key)
         }
 
-    def dispatched(self, *args: Any) -> tuple[Any, tuple[Any, ...]]:
+    @property
+    def reference(self) -> Function | None:
+        """What it is to compute, of all arguments by position."""
+        return self._parts.reference
+
+    def dispatched(self, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
         """What torch's dispatcher is called with, for ``torch.library.opcheck``."""
-        return self.raw, self.schema.bind(args, {})
+        return self.raw, self.schema.with_lists(self.schema.bind(args, kwargs))
 
     def prepare(self, *args: Any, device: torch.device | str | int | None = None, **kwargs: Any) -> None:
         """Compile a kernel of Numba's for a CUDA device, the current one by default, ahead of a call like this.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -116,9 +116,17 @@ class Reduce:
         """What it was given no value for, as ``kit.check`` calls it."""
         return {} if self._program.identity is not None else {"empty": "needs identity="}
 
-    def dispatched(self, *tensors: Tensor) -> tuple[Any, tuple[Any, ...]]:
+    @property
+    def reference(self) -> Callable[..., Any]:
+        """The same in torch's functions, of all arguments by position."""
+        return self._program.reference
+
+    def dispatched(
+        self, *tensors: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, **scalars: float
+    ) -> tuple[Any, tuple[Any, ...]]:
         """What torch's dispatcher is called with, for ``torch.library.opcheck``."""
-        return self._program.raw, (*tensors, *self.scalars.values(), [], False, False)
+        values = scalar_values(self.name, self.scalars, scalars)
+        return self._program.raw, (*tensors, *values, _dims(self.name, dim), keepdim, False)
 
 
 def _takes_the_sum_apart(tensors: Sequence[Tensor]) -> bool:

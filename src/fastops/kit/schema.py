@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-import re
+import functools
 from typing import Any
 
 import torch
 
 from .errors import KitError
 
-_DEFAULT = re.compile(r"""=(\[[^]]*\]|"[^"]*"|[^,)]+)""")
+# How a schema writes torch's types, by their kind.
+_WRITTEN = {
+    "TensorType": "Tensor",
+    "IntType": "int",
+    "SymIntType": "SymInt",
+    "FloatType": "float",
+    "BoolType": "bool",
+    "ComplexType": "complex",
+    "NumberType": "Scalar",
+    "StringType": "str",
+    "DeviceObjType": "Device",
+    "ScalarTypeType": "ScalarType",
+    "LayoutType": "Layout",
+    "MemoryFormatType": "MemoryFormat",
+    "GeneratorType": "Generator",
+}
+# Where torch parses a name to a number, of which kind the name is.
+_NAMED = {"ScalarType": torch.dtype, "Layout": torch.layout, "MemoryFormat": torch.memory_format}
 _TENSORS = ("Tensor", "Optional[Tensor]")
 
 
@@ -22,8 +39,8 @@ class Schema:
     def __init__(self, text: str) -> None:
         self.text = text
         try:
-            parsed = torch._C.parse_schema(text)
-        except RuntimeError as error:
+            parsed: Any = torch._C.parse_schema(text)
+        except (RuntimeError, IndexError, ValueError) as error:  # of a number beyond float64 it is not the first
             example = "'my::scale(Tensor x) -> Tensor'"
             raise KitError(f"[kit.op] expected a schema such as {example}, got {text!r}: {error}") from None
         self.namespace, _, self.name = parsed.name.rpartition("::")
@@ -44,18 +61,38 @@ class Schema:
         if twice := [a for a in self.arguments if self.arguments.count(a) > 1]:
             raise KitError(f"[{self.name}] expected arguments with names of their own, got {twice[0]} twice")
         self.types = dict(zip(self.arguments, types, strict=True))
-        self.defaults = {a.name: a.default_value for a in parsed.arguments if a.has_default_value()}
+        # Lists of a length, for which torch takes one number too.
+        self.lengths = {k: a.N for k, a in enumerate(parsed.arguments) if a.N}
+        self.defaults = {a.name: _default(a) for a in parsed.arguments if a.has_default_value()}
         self.tensors = tuple(k for k, t in enumerate(types) if t in _TENSORS)
         several = len(parsed.returns) > 1
         self.outputs = tuple(r.name or (f"out{k}" if several else "out") for k, r in enumerate(parsed.returns))
-        self._rest = _DEFAULT.sub("", str(parsed).replace("*, ", "").partition("(")[2])
+        arguments = [f"{self._written(a.real_type, a.N)} {a.name}" for a in parsed.arguments]
+        returns = ", ".join(["Tensor"] * len(parsed.returns))
+        self._without_defaults = f"({', '.join(arguments)}) -> ({returns})"
 
     def named(self, name: str) -> str:
         """The schema of an op ``name`` that takes every argument, and by position.
 
         autograd.Function knows no other, and torch leaves out what equals its default when it calls Python.
         """
-        return f"{name}({self._rest}"
+        return f"{name}{self._without_defaults}"
+
+    def _written(self, kind: Any, size: int | None) -> str:
+        if kind.kind() == "OptionalType":
+            return f"{self._written(kind.getElementType(), size)}?"
+        if kind.kind() == "ListType":
+            return f"{self._written(kind.getElementType(), None)}[{size or ''}]"
+        if kind.kind() not in _WRITTEN:
+            raise KitError(f"[{self.name}] an argument must be of a type {', '.join(_WRITTEN.values())}, got {kind}")
+        return _WRITTEN[kind.kind()]
+
+    def with_lists(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """With a list for each number that stands for one: what the dispatcher would make of it, and no one else."""
+        return tuple(
+            [x] * self.lengths[k] if k in self.lengths and not isinstance(x, (list, tuple, type(None))) else x
+            for k, x in enumerate(args)
+        )
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """All arguments by position."""
@@ -67,3 +104,22 @@ class Schema:
         if missing := [name for name in rest if name not in kwargs and name not in self.defaults]:
             raise TypeError(f"[{self.name}] expected an argument {missing[0]}, got none")
         return *args, *(kwargs[name] if name in kwargs else self.defaults[name] for name in rest)
+
+
+def _default(argument: Any) -> Any:
+    """As a call gives it: of a dtype, layout or memory format torch has parsed the number alone."""
+    value, kind = argument.default_value, str(argument.real_type).removeprefix("Optional[").removesuffix("]")
+    return _named(kind, value) if kind in _NAMED and isinstance(value, int) else value
+
+
+@functools.lru_cache
+def _named(kind: str, value: int) -> Any:
+    for name, found in vars(torch).items():
+        if isinstance(found, _NAMED[kind]):
+            try:
+                parsed = torch._C.parse_schema(f"named({kind} x={name}) -> ()")
+            except RuntimeError:  # the parser does not have all of them
+                continue
+            if parsed.arguments[0].default_value == value:
+                return found
+    return value

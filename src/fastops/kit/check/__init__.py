@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import KitError, NoCompiler
-from . import cuda, derivatives, graphs, inputs, values
-from .case import Case, Skip
+from . import cuda, derivatives, graphs, inputs, sizes, values
+from .case import GIVEN, Case, Skip
 from .report import CheckFailed, Outcome, Report
 
 __all__ = ["CheckFailed", "Outcome", "Report", "check"]
@@ -23,8 +23,11 @@ _EVERYWHERE: dict[str, Callable[[Case], str]] = {
     "inputs stay as they are": values.untouched,
     "equal inputs, equal bits": values.same_bits,
     "dtypes": values.dtypes,
+    "other sizes": sizes.other_sizes,
+    "NaN and infinity": sizes.special_values,
     "gradient": derivatives.gradient,
     "second gradient": derivatives.second_gradient,
+    "frozen inputs": derivatives.frozen_inputs,
     "forward mode": derivatives.forward_mode,
     "strided inputs": inputs.strided,
     "strided gradients": inputs.strided_gradients,
@@ -52,14 +55,18 @@ def check(
     dtypes: Sequence[torch.dtype] = _DTYPES,
     unsupported: Mapping[str, str] | None = None,
     backend: str = "aot_eager",
+    kwargs: Mapping[str, Any] | None = None,
+    gradient: Callable[..., Any] | str | None = None,
+    reference: Callable[..., Any] | None = None,
 ) -> Report:
     """Tries ``op`` on each sample, prints a line for every property, and raises if one does not hold.
 
-    First and second derivatives against finite differences, in float64; forward mode against the backward; the dtypes
-    against float64; the fake against the result; strided, empty and 0-d inputs, strided and expanded gradients; inputs
-    that must stay as they are, and equal bits from equal inputs; vmap, vmap of the gradient, ``torch.library.opcheck``
-    and torch.compile. On a GPU, where samples on the CPU are tried too, besides: CPU against CUDA, a side stream, a
-    CUDA graph, a second GPU.
+    First and second derivatives against finite differences, in float64, and those of some inputs alone; forward mode
+    against the backward; the dtypes against float64; samples made larger, and NaN and infinities in them, against the
+    reference; the fake against the result; strided, empty and 0-d inputs, strided and expanded gradients; inputs that
+    must stay as they are, and equal bits from equal inputs; vmap, vmap of the gradient, ``torch.library.opcheck`` and
+    torch.compile. On a GPU, where samples on the CPU are tried too, besides: CPU against CUDA, a side stream, a CUDA
+    graph, a second GPU.
 
     Any error of the op's is a failure, but in what it is said not to do: that must raise an error which names the op,
     and is a line ``refused``.
@@ -73,6 +80,11 @@ def check(
         unsupported: what the op does not do, by the property's title, and why: ``{"0-d": "a row has a length"}``; also
             ``"CPU"`` and ``"CUDA"``. An op of the kit knows by itself what it was given no function for.
         backend: of torch.compile. ``"inductor"`` takes some seconds a sample.
+        kwargs: keyword arguments of every call; tensors among them are treated as those of the samples.
+        gradient: for an op whose gradient is not its derivative, as a straight-through estimator's: the function of the
+            same arguments whose derivative it is, ``lambda x: x`` for one that is passed through; or ``"given"``, if it
+            is the derivative of no function, and is then compared with itself alone.
+        reference: the same function in torch operations. Default: the one that an op of the kit was given.
 
     Returns:
         What was found, each property an :class:`Outcome`; ``print`` shows it as it was printed.
@@ -89,12 +101,20 @@ def check(
         raise KitError(f"[{name}] dtypes= expected some of {', '.join(map(str, _DTYPES))}, got {unknown[0]}")
     if not samples:
         raise KitError(f"[{name}] check expected at least one sample, got none")
-    given = [sample if isinstance(sample, tuple) else (sample,) for sample in samples]
+    named = dict(kwargs or {})
+    if any(not isinstance(key, str) for key in named):
+        raise KitError(f"[{name}] kwargs= expected names of arguments, got {list(named)}")
+    if not (gradient is None or gradient == GIVEN or callable(gradient)):
+        raise KitError(f"[{name}] gradient= expected a function or {GIVEN!r}, got {gradient!r}")
+    if not (reference is None or callable(reference)):
+        raise KitError(f"[{name}] reference= expected a function, got {type(reference).__name__}")
+    given = [(*(sample if isinstance(sample, tuple) else (sample,)), *named.values()) for sample in samples]
     if unfit := [args for args in given if not any(isinstance(x, Tensor) for x in args)]:
         raise KitError(f"[{name}] check expected a Tensor, or a tuple with one, as each sample, got {unfit[0]!r}")
     outcomes = []
     for args in given:
-        for case in _on_devices(Case(op, name, args, tuple(dtypes), excused, backend)):
+        sample = Case(op, name, args, tuple(named), tuple(dtypes), excused, backend, reference, gradient)
+        for case in _on_devices(sample):
             print(case)
             for outcome in _outcomes(case):
                 print(outcome)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,36 +16,57 @@ from .compare import apart, told
 _BATCH = 3
 
 
-def _batched(args: Args, dim: int) -> tuple[Args, tuple[int | None, ...]]:
-    """Three of each tensor along ``dim``, and where the batch is."""
-    batched = mapped(lambda x: torch.stack([x, x.flip(0) if x.dim() else x, x], dim), args)
-    return batched, tuple(dim if isinstance(x, Tensor) else None for x in args)
+def _three(x: Tensor) -> list[Tensor]:
+    """Different ones, whose means differ too, between the least and the largest number of ``x``."""
+    turned = x.flip(0) if x.dim() else x
+    if not x.is_floating_point() or not x.numel():
+        return [x, turned, x]
+    low, high = x.amin(), x.amax()
+    if low == high:
+        return [x, turned * 0.75, x * 0.5]
+    return [x, turned + (high - turned) / 4, x + (low - x) / 2]
+
+
+def _batched(args: Args, dim: int, places: Sequence[int]) -> tuple[Args, tuple[int | None, ...]]:
+    """Three of each tensor at these places along ``dim``, and where the batch is."""
+    batched = tuple(torch.stack(_three(x), dim) if k in places else x for k, x in enumerate(args))
+    return batched, tuple(dim if k in places else None for k in range(len(args)))
+
+
+def _one(args: Args, dims: tuple[int | None, ...], k: int) -> Args:
+    return tuple(x if dim is None else x.select(dim, k) for x, dim in zip(args, dims, strict=True))
 
 
 def vmap(case: Case) -> str:
+    tensor_places = [k for k, x in enumerate(case.args) if isinstance(x, Tensor)]
     worst = 0.0
-    for dim in (0, -1):
-        args, dims = _batched(case.args, dim)
-        found = tensors(torch.vmap(case.op, dims)(*args))
+    batches = [(dim, tensor_places) for dim in (0, -1)]
+    if len(tensor_places) > 1:
+        batches += [(0, [k]) for k in tensor_places]
+    for dim, places in batches:
+        args, dims = _batched(case.args, dim, places)
+        what = f"batch along {dim} of {', '.join(map(case.label, places))}"
+        found = tensors(torch.vmap(case.function, dims)(*args))
         for k in range(_BATCH):
-            expected = case.outputs(mapped(lambda x, k=k, dim=dim: x.select(dim, k), args))  # type: ignore[misc]
-            worst = max(worst, apart([y[k] for y in found], expected, f"batch along {dim}"))
-    return f"against one by one, batches along 0 and -1: {told(worst)}"
+            expected = case.outputs(_one(args, dims, k))
+            worst = max(worst, apart([y[k] for y in found], expected, what))
+    alone = ", and each input's alone" if len(tensor_places) > 1 else ""
+    return f"against one by one, batches along 0 and -1{alone}: {told(worst)}"
 
 
 def vmap_of_gradient(case: Case) -> str:
     case.needs_gradient()
-    args, dims = _batched(case.args, 0)
+    args, dims = _batched(case.args, 0, [k for k, x in enumerate(case.args) if isinstance(x, Tensor)])
     case.gradients(case.args)  # that there are some
 
     def scalar(*given: Any) -> Tensor:
-        floating = [y for y in tensors(case.op(*given)) if y.is_floating_point()]
+        floating = [y for y in tensors(case.function(*given)) if y.is_floating_point()]
         return sum(((cotangent(y) * y).sum() for y in floating), start=floating[0].new_zeros(()))
 
     found = torch.vmap(torch.func.grad(scalar, tuple(case.floating)), dims)(*args)
     worst = 0.0
     for k in range(_BATCH):
-        expected = case.gradients(mapped(lambda x, k=k: x[k], args))  # type: ignore[misc]
+        expected = case.gradients(_one(args, dims, k))
         worst = max(worst, apart([g[k] for g in found], expected))
     return f"against one by one: {told(worst)}"
 
@@ -67,13 +89,17 @@ def opcheck(case: Case) -> str:
     if dispatched is None:
         raise Skip("not made by the kit: give torch.library.opcheck the op that torch knows")
     tried = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(*dispatched(*case.args), test_utils=tried)
+    first = len(case.args) - len(case.names)
+    named = dict(zip(case.names, case.args[first:], strict=True))
+    torch.library.opcheck(*dispatched(*case.args[:first], **named), test_utils=tried)
     return ", ".join(tried)
 
 
 def compiled(case: Case) -> str:
+    function = case.function
+
     def call(*given: Any) -> Any:
-        return case.op(*given)
+        return function(*given)
 
     # Dynamo counts how often a code object is compiled anew; each op gets one of its own.
     code = types.FunctionType(call.__code__.replace(), globals(), closure=call.__closure__)

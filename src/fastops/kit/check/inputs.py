@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from .case import Case, Change, Skip, mapped
+from .case import Args, Case, Change, Skip, mapped, tensors
 from .compare import apart, told
 
 
@@ -67,10 +67,7 @@ def expanded_gradients(case: Case) -> str:
 def empty(case: Case) -> str:
     if not all(x.dim() for x in case.args if isinstance(x, Tensor)):
         raise Skip("a 0-d argument")
-    # What has not the outputs' first dimension is a parameter. A reduction has none: there the rank decides.
-    rank = max(x.dim() for x in case.args if isinstance(x, Tensor))
-    sizes = {y.shape[0] for y in case.outputs(case.args) if y.dim() == rank}
-    none = mapped(lambda x: x[:0] if x.dim() == rank and x.shape[0] in (sizes or x.shape[:1]) else x, case.args)
+    none = _with_none(case)
     outputs = case.outputs(none)
     with FakeTensorMode() as mode:
         fakes = case.outputs(mapped(mode.from_tensor, none))
@@ -80,6 +77,26 @@ def empty(case: Case) -> str:
         if g.shape != x.shape:
             raise AssertionError(f"expected a gradient of shape {list(x.shape)}, got {list(g.shape)}")
     return f"gives {', '.join(str(list(y.shape)) for y in outputs)}"
+
+
+def _with_none(case: Case) -> Args:
+    """The arguments without elements: the first way that the op can mean, if that can be told."""
+    # What has not the outputs' first dimension is a parameter. A reduction has none: there the rank decides.
+    given = [x for x in case.args if isinstance(x, Tensor)]
+    rank = max(x.dim() for x in given)
+    sizes = {y.shape[0] for y in case.outputs(case.args) if y.dim() == rank}
+    removed = {x.shape[0] for x in given if x.dim() == rank and x.shape[0] in (sizes or x.shape[:1])}
+    leading = mapped(lambda x: x[:0] if x.dim() == rank and x.shape[0] in removed else x, case.args)
+    everywhere = mapped(lambda x: x.new_empty([0 if n in removed else n for n in x.shape]), case.args)
+    leading_everywhere = mapped(lambda x: x[:0] if x.shape[0] in removed else x, case.args)
+    ways = [leading, leading_everywhere, everywhere]
+    for way in ways:
+        try:
+            tensors((case.reference or case.function)(*way))
+        except Exception:  # sizes that do not belong together; the others are as good
+            continue
+        return way
+    return leading
 
 
 def zero_dim(case: Case) -> str:

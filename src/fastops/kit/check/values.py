@@ -26,9 +26,9 @@ def untouched(case: Case) -> str:
         if not isinstance(x, Tensor):
             continue
         if not torch.equal(x.nan_to_num(), was.nan_to_num()):
-            raise AssertionError(f"argument {k} was overwritten")
+            raise AssertionError(f"{case.label(k)} was overwritten")
         if any(x.numel() and y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for y in outputs):
-            raise AssertionError(f"an output shares the memory of argument {k}")
+            raise AssertionError(f"an output shares the memory of {case.label(k)}")
     return "and no output shares their memory"
 
 

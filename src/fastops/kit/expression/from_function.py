@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import inspect
 import math
 import sys
 import textwrap
-from collections.abc import Callable
+from collections import ChainMap
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 from ..errors import ExpressionError
+from ..outside import bound
 from .nodes import Node, as_real, call, name, number
 from .parse import call_by_name
 from .place import at_place
@@ -57,8 +60,9 @@ def from_function(function: Callable[..., Any]) -> tuple[Signature, tuple[Node, 
     op = getattr(function, "__name__", "kit")
     try:
         source = textwrap.dedent(inspect.getsource(function))
-        outside = inspect.getclosurevars(function)
-    except (OSError, TypeError) as error:
+        plain: Any = getattr(function, "__func__", function)  # of a method
+        outside = ChainMap(bound(plain), plain.__globals__, vars(builtins))
+    except (AttributeError, OSError, TypeError) as error:
         raise ExpressionError(f"[{op}] the source of {function!r} cannot be read: {error}") from None
     try:
         definitions = [x for x in ast.walk(ast.parse(source)) if isinstance(x, (ast.FunctionDef, ast.Lambda))]
@@ -69,7 +73,7 @@ def from_function(function: Callable[..., Any]) -> tuple[Signature, tuple[Node, 
     if not found or (op == "<lambda>" and len(found) > 1):
         raise ExpressionError(f"[{op}] no function can be read from this source; write it as text or by def:\n{source}")
     op = "kit" if op == "<lambda>" else op
-    reader = _Reader(op, source, {**outside.builtins, **outside.globals, **outside.nonlocals})
+    reader = _Reader(op, source, outside)
     try:
         return reader.function(found[0])
     except RecursionError:
@@ -77,7 +81,7 @@ def from_function(function: Callable[..., Any]) -> tuple[Signature, tuple[Node, 
 
 
 class _Reader:
-    def __init__(self, op: str, source: str, outside: dict[str, Any]) -> None:
+    def __init__(self, op: str, source: str, outside: Mapping[str, Any]) -> None:
         self.op = op
         self.source = source
         self.outside = outside
