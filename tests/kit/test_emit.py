@@ -114,3 +114,33 @@ def test_cuda_compiles(real: str) -> None:
     body = emit_c(nodes, [f"y[{k}]" for k in range(len(nodes))], real)
     kernel = f'extern "C" __global__ void run({real}* y, {real} a, {real} b, {real} c) {{\n{body}\n}}\n'
     assert nvrtc.compile(PRELUDE_CUDA + kernel, name="test", arch="sm_90", kernels=["run"]).cubin
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", REAL)
+def test_functions_of_functions_keep_special_values(dtype: torch.dtype) -> None:
+    """Compilers know that cos(atan(x)) is 1 / sqrt(x² + 1), and forget what NaN makes of it."""
+    unary = [f for f, row in FUNCTIONS.items() if row.arity == 1]
+    pairs = [f for f, row in FUNCTIONS.items() if row.arity == 2]
+    points = (-INF, -2.5, -2.0, -1.0, -0.5, -0.0, 0.0, 0.25, 0.5, 0.9999, 1.0, 1.5, 2.0, 3.0, INF, NAN)
+    values = {"x": torch.tensor(points, dtype=dtype)}
+    x, numbers = name("x"), (0.0, -0.0, 0.5, 1.0, -1.0, 2.0, INF, NAN)
+    # In one source each inner function is called once: what has another use is not rewritten.
+    sources = [
+        [call(f, call(g, x)) for f, g in zip(unary, unary[k:] + unary[:k], strict=True)] for k in range(len(unary))
+    ]
+    for f in pairs:
+        sources.append([call(f, x, x), *(call(f, x, c) for c in numbers), *(call(f, c, x) for c in numbers)])
+    for nodes in sources:
+        nodes = list(map(expression.nodes.as_real, nodes))
+        for node, got, truth in zip(nodes, evaluate_compiled(nodes, values), evaluate(nodes, values), strict=True):
+            text = emit_c([node], ["y"], "double")
+            # Behind relu, min and max a zero may have either sign, and so may what it is divided into.
+            unsigned = re.search(r"<= 0|kit_sign|fmin|fmax|[<>] kit|[<>] x", text)
+            kinds = [_kind(y.abs() if unsigned else y) for y in (got, truth.expand_as(got))]
+            assert torch.equal(*kinds), (text, values["x"], got, truth)
+
+
+def _kind(y: torch.Tensor) -> torch.Tensor:
+    """NaN, or whether it is finite, 0, and its sign."""
+    return torch.where(y.isnan(), 8, y.isinf() * 4 + (y == 0) * 2 + y.signbit() * 1)
