@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import ExpressionError
-from .derivative import chain, derivative
+from .derivative import chain, derivative, without
 from .emit import emit_c
 from .evaluate import cast, evaluate, torch_function
 from .from_function import from_function
@@ -29,4 +29,5 @@ __all__ = [
     "parse",
     "parse_signature",
     "torch_function",
+    "without",
 ]
