@@ -313,11 +313,13 @@ def elementwise(
     Raises:
         ExpressionError: with the place in the text.
     """
-    if signature is None or callable(signature):
+    if body is None and (signature is None or callable(signature)):
         decorate = functools.partial(_from_function, backward=backward)
         return decorate if signature is None else decorate(signature)
     if body is None:
-        raise ExpressionError(f"[kit] elementwise expected a signature and an expression, got {signature!r} alone")
+        raise ExpressionError(
+            f"[kit] elementwise expected a signature and an expression, got {expression.brief(repr(signature))} alone"
+        )
     parsed = expression.parse_signature(signature)
     nodes = expression.parse(body, (*parsed.tensors, *parsed.scalars), where=parsed.name)
     definition = (functools.partial(elementwise, backward=backward), (signature, body))

@@ -197,11 +197,17 @@ class Signature:
         ]
         for k, p in enumerate(self.parameters):
             names = (p.type,) if p.variable else _BY_DTYPE[_BY_WORD[p.type]].kernel
+            # The half types have other names in C++ than in a signature.
+            written = (
+                f": write {'const ' * p.const}{names[0]}{'*' * p.pointer} {p.name}"
+                if names[0].startswith("fastops::")
+                else ""
+            )
             if p.pointer:
                 names = tuple(f"{'const ' if p.const else ''}{name}*" for name in names)
             lines.append(
                 f"  static_assert(fastops::kit::one_of<fastops::kit::parameter<{k}, Function>, {', '.join(names)}>, "
-                f"\"parameter {k + 1} of {function} must be '{p}', as the signature has it\");"
+                f"\"parameter {k + 1} of {function} must be '{p}', as the signature has it{written}\");"
             )
         lines += ["  return true;", "}", f"static_assert(fastops_kit_fits<decltype(&{function})>());{hint}"]
         return "\n".join(lines) + "\n"
