@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .nodes import Node, Number, call, is_number, number
+from .nodes import Apply, Node, Number, as_real, call, is_number, number
 
 _ZERO_NODE = number(0.0)
 
@@ -19,7 +19,7 @@ class Tangent:
 
     Attributes:
         value: a number that is 0 is one of a constant: the product with it is 0 whatever the other factor is.
-        mask: a truth value; None holds everywhere.
+        mask: a truth value, or a number that is not 0 where it holds; None holds everywhere.
         applied: whether ``value`` is 0 already where the mask does not hold.
     """
 
@@ -81,9 +81,18 @@ def choose(condition: Node, yes: Tangent, no: Tangent) -> Tangent:
     return Tangent(call("where", condition, yes.node(), no.node()), mask)
 
 
+# Selects of numbers: GCC takes minutes to simplify a chain of 40 truth values that are combined by & and |.
+
+
 def _and(a: Node, b: Node | None) -> Node:
-    return a if b is None else call("and", a, b)
+    if b is None or a is b:
+        return a
+    if isinstance(b, Apply) and b.function.name == "where" and b.arguments[0] is a:
+        return b
+    return call("where", a, as_real(b), 0.0)
 
 
 def _or(a: Node | None, b: Node | None) -> Node | None:
-    return None if a is None or b is None else call("or", a, b)
+    if a is None or b is None or a is b:
+        return None if a is None or b is None else a
+    return call("where", a, 1.0, as_real(b))
