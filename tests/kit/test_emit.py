@@ -144,3 +144,37 @@ def test_functions_of_functions_keep_special_values(dtype: torch.dtype) -> None:
 def _kind(y: torch.Tensor) -> torch.Tensor:
     """NaN, or whether it is finite, 0, and its sign."""
     return torch.where(y.isnan(), 8, y.isinf() * 4 + (y == 0) * 2 + y.signbit() * 1)
+
+
+CHAINS = {
+    "max": "t = max(t, y * {k}); ",
+    "min of both": "t = min(t * y, t + x); ",
+    "clamp": "t = clamp(t + y, -{k}, y); ",
+    "where": "t = t > {k} ? t * y : t + x; ",
+    "product": "t = t * (t + y); ",
+    "power": "t = t ** y; ",
+    "relu": "t = relu(t + y) * 0.5 - 0.1; ",
+}
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_derivatives_grow_with_the_length(chain: str, order: int) -> None:
+    lengths = []
+    for length in (20, 40, 80):
+        (node,) = parse("t = x; " + "".join(CHAINS[chain].format(k=k) for k in range(length)) + "t", ["x", "y"])
+        for _ in range(order):
+            node = derivative(node, "x")
+        lengths.append(emit_c([node], ["out"], "float").count("\n"))
+    assert lengths[2] - lengths[1] <= 2 * (lengths[1] - lengths[0]) + 8, lengths
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_long_chains_of_choices_combine_no_truth_values(chain: str) -> None:
+    """GCC takes minutes to simplify 40 of them."""
+    (node,) = parse("t = x; " + "".join(CHAINS[chain].format(k=k) for k in range(40)) + "t", ["x", "y"])
+    lines = emit_c([derivative(node, "x"), derivative(node, "y")], ["a", "b"], "float").split("\n")
+    combined = {line.split()[2] for line in lines if line.startswith("const bool") and re.search(" [&|] ", line)}
+    for line in lines:
+        if re.search(" [&|] ", line):
+            assert not combined & set(re.findall(r"kit_\d+", line.partition("=")[2])), line
