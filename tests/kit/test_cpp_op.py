@@ -38,6 +38,22 @@ def test_values(dtype: torch.dtype) -> None:
 
 
 @needs_compiler
+def test_special_values_go_through_functions_of_functions() -> None:
+    source = """
+    #include <cmath>
+    template <class T>
+    void turned(const T* x, T* y, int64_t n) {
+      for (int64_t i = 0; i < n; ++i) y[i] = std::cos(std::atan(x[i])) + std::sin(std::atan(x[i]));
+    }
+    """
+    for dtype in (torch.float32, torch.float64):
+        x = torch.tensor([math.nan, math.inf, -0.0, 1.0], dtype=dtype)
+        y = torch.empty_like(x)
+        cpp_op(source, "turned<T>", "const T* x, T* y, int64 n")(x, y, 4)
+        torch.testing.assert_close(y, x.atan().cos() + x.atan().sin(), equal_nan=True)
+
+
+@needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_halves_are_rounded_as_torch_rounds_them(dtype: torch.dtype) -> None:
     source = """

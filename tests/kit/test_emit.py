@@ -114,3 +114,67 @@ def test_cuda_compiles(real: str) -> None:
     body = emit_c(nodes, [f"y[{k}]" for k in range(len(nodes))], real)
     kernel = f'extern "C" __global__ void run({real}* y, {real} a, {real} b, {real} c) {{\n{body}\n}}\n'
     assert nvrtc.compile(PRELUDE_CUDA + kernel, name="test", arch="sm_90", kernels=["run"]).cubin
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", REAL)
+def test_functions_of_functions_keep_special_values(dtype: torch.dtype) -> None:
+    """Compilers know that cos(atan(x)) is 1 / sqrt(x² + 1), and forget what NaN makes of it."""
+    unary = [f for f, row in FUNCTIONS.items() if row.arity == 1]
+    pairs = [f for f, row in FUNCTIONS.items() if row.arity == 2]
+    points = (-INF, -2.5, -2.0, -1.0, -0.5, -0.0, 0.0, 0.25, 0.5, 0.9999, 1.0, 1.5, 2.0, 3.0, INF, NAN)
+    values = {"x": torch.tensor(points, dtype=dtype)}
+    x, numbers = name("x"), (0.0, -0.0, 0.5, 1.0, -1.0, 2.0, INF, NAN)
+    # In one source each inner function is called once: what has another use is not rewritten.
+    sources = [
+        [call(f, call(g, x)) for f, g in zip(unary, unary[k:] + unary[:k], strict=True)] for k in range(len(unary))
+    ]
+    for f in pairs:
+        sources.append([call(f, x, x), *(call(f, x, c) for c in numbers), *(call(f, c, x) for c in numbers)])
+    for nodes in sources:
+        nodes = list(map(expression.nodes.as_real, nodes))
+        for node, got, truth in zip(nodes, evaluate_compiled(nodes, values), evaluate(nodes, values), strict=True):
+            text = emit_c([node], ["y"], "double")
+            # Behind relu, min and max a zero may have either sign, and so may what it is divided into.
+            unsigned = re.search(r"<= 0|kit_sign|fmin|fmax|[<>] kit|[<>] x", text)
+            kinds = [_kind(y.abs() if unsigned else y) for y in (got, truth.expand_as(got))]
+            assert torch.equal(*kinds), (text, values["x"], got, truth)
+
+
+def _kind(y: torch.Tensor) -> torch.Tensor:
+    """NaN, or whether it is finite, 0, and its sign."""
+    return torch.where(y.isnan(), 8, y.isinf() * 4 + (y == 0) * 2 + y.signbit() * 1)
+
+
+CHAINS = {
+    "max": "t = max(t, y * {k}); ",
+    "min of both": "t = min(t * y, t + x); ",
+    "clamp": "t = clamp(t + y, -{k}, y); ",
+    "where": "t = t > {k} ? t * y : t + x; ",
+    "product": "t = t * (t + y); ",
+    "power": "t = t ** y; ",
+    "relu": "t = relu(t + y) * 0.5 - 0.1; ",
+}
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_derivatives_grow_with_the_length(chain: str, order: int) -> None:
+    lengths = []
+    for length in (20, 40, 80):
+        (node,) = parse("t = x; " + "".join(CHAINS[chain].format(k=k) for k in range(length)) + "t", ["x", "y"])
+        for _ in range(order):
+            node = derivative(node, "x")
+        lengths.append(emit_c([node], ["out"], "float").count("\n"))
+    assert lengths[2] - lengths[1] <= 2 * (lengths[1] - lengths[0]) + 8, lengths
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_long_chains_of_choices_combine_no_truth_values(chain: str) -> None:
+    """GCC takes minutes to simplify 40 of them."""
+    (node,) = parse("t = x; " + "".join(CHAINS[chain].format(k=k) for k in range(40)) + "t", ["x", "y"])
+    lines = emit_c([derivative(node, "x"), derivative(node, "y")], ["a", "b"], "float").split("\n")
+    combined = {line.split()[2] for line in lines if line.startswith("const bool") and re.search(" [&|] ", line)}
+    for line in lines:
+        if re.search(" [&|] ", line):
+            assert not combined & set(re.findall(r"kit_\d+", line.partition("=")[2])), line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import random
 import sys
 from collections.abc import Callable, Sequence
 
@@ -114,6 +115,19 @@ def test_names_hide_constants() -> None:
         ("not", "expected a number, a name or '(', got the end", 3),
         ("x\x00y", "cannot read '\\x00'", 1),
         ("\ud800", "cannot read '\\ud800'", 0),
+        ("1 + torch.exp(x)", "a function is called by its name alone: write exp(…), not torch.exp", 4),
+        ("x.exp()", "a function is called by its name alone: write exp(x), not x.exp", 0),
+        ("np.pi", "a constant has a name alone: write pi, not np.pi", 0),
+        ("torch.gelu(x)", "unknown: torch.gelu; names have no dots", 0),
+        *(
+            (text, f"'{name}' is no function of an element: pass a tensor of random numbers, torch.rand_like(x)", at)
+            for text, name, at in (
+                ("rand()", "rand", 0),
+                ("x * randn_like(x)", "randn_like", 4),
+                ("torch.bernoulli(x)", "bernoulli", 0),
+                ("np.random.uniform()", "uniform", 0),
+            )
+        ),
     ],
 )
 def test_errors_show_the_place(text: str, message: str, caret: int) -> None:
@@ -123,6 +137,33 @@ def test_errors_show_the_place(text: str, message: str, caret: int) -> None:
     assert first == f"[op] {message}"
     assert line == "  " + "".join(c if c.isprintable() else " " for c in text)
     assert mark == " " * (2 + caret) + "^"
+
+
+@pytest.mark.parametrize("place", [0, 40, 3000, 5990])
+def test_of_a_long_line_an_error_shows_a_part(place: int) -> None:
+    text = ("x + " * 1500)[:place] + "zz" + (" + x" * 1500)[: 6000 - place] + "yyyy" * 20
+    with pytest.raises(ExpressionError, match=r"unknown name 'zz'|expected an .*'zz'") as raised:
+        parse(text, ["x"], "op")
+    first, line, mark = str(raised.value).split("\n")
+    assert len(first) < 80
+    assert len(line) < 120
+    assert line[len(mark) - 1 :].startswith("zz")
+
+
+def test_a_long_word_does_not_fill_a_message() -> None:
+    for read in (
+        lambda: parse("y" * 6000, ["x"]),
+        lambda: parse(f"{'f' * 6000}(x)", ["x"]),
+        lambda: parse(f"torch.{'f' * 6000}(x)", ["x"]),
+        lambda: parse_signature(f"f({'a' * 6000} b)"),
+        lambda: parse_signature(f"f({'x, ' * 3000})"),
+        lambda: parse_signature([1] * 6000),
+        lambda: parse_signature(f"f(x, *, a={'b' * 6000})"),
+        lambda: parse_signature(f"{'f' * 6000}(x) -> y"),
+    ):
+        with pytest.raises(ExpressionError) as raised:
+            read()
+        assert len(str(raised.value)) < 400
 
 
 def test_errors_show_the_line() -> None:
@@ -467,6 +508,14 @@ def bits(x):  # type: ignore[no-untyped-def]
     return x << 2
 
 
+def noisy(x):  # type: ignore[no-untyped-def]
+    return x * torch.rand(3)
+
+
+def drawn(x):  # type: ignore[no-untyped-def]
+    return x * random.random()
+
+
 def method(x):  # type: ignore[no-untyped-def]
     return x.exp()
 
@@ -490,6 +539,8 @@ def ieee(x):  # type: ignore[no-untyped-def]
         (many, r"\*args and \*\*kwargs have no place", "def many"),
         (no_default, "the scalar 'slope' needs a default", "def no_default"),
         (bits, "the operator LShift", "    return x << 2\n             ^"),
+        (noisy, "'rand' is no function of an element: pass a tensor of random numbers", "    return x * torch.rand(3)"),
+        (drawn, "'random' is no function of an element", "    return x * random.random()"),
         (method, "x is unknown", "    return x.exp()\n             ^"),
         (math.exp, "cannot be read", ""),
     ],

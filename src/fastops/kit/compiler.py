@@ -27,7 +27,8 @@ from . import cache, includes, trusted
 from .diagnostics import compile_error
 from .errors import KitError, NoCompiler
 
-# Without the two -fno-, which change no value, GCC does not vectorise calls of math functions.
+# Without the two -fno- GCC does not vectorise calls of math functions. The one value that they change is that of sin
+# and cos of atan at NaN and infinity: CPP_OPTIONS and cpp_op prevent it.
 _OPTIONS = (
     "-std=c++17",
     "-O3",

@@ -100,8 +100,10 @@ class CppOp(FromSource):
             f"{_CATCHING}"
         )
         source = self._text(types) + entry
+        # Without errno GCC makes 1 / sqrt(x² + 1) of cos(atan(x)), and NaN is lost.
+        options = ("-fmath-errno", *self.options) if "atan" in source else self.options
         with self._explained():
-            function = compiler.shared_library(source, name=self.name, options=self.options)[_ENTRY]
+            function = compiler.shared_library(source, name=self.name, options=options)[_ENTRY]
         function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_char_p
         ready = self._ready[dtypes] = function, self.signature.packing(types)
         return ready

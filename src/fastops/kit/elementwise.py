@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -43,19 +44,23 @@ def free_names(base: str, count: int, taken: Sequence[str]) -> tuple[str, ...]:
     return names if not set(names) & set(taken) else free_names(base + "_", count, taken)
 
 
-def _gradient(program: Pointwise, given: Sequence[Node] | None, needs: Sequence[bool]) -> _Gradient:
+def _gradient(
+    program: Pointwise, given: Sequence[Node] | None, needs: Sequence[bool], came: Sequence[bool]
+) -> _Gradient:
     taken = program.tensors + program.scalars
     grads = free_names("grad", program.outputs, taken)
     outs = free_names("out", program.outputs, taken)
     wanted = [k for k, need in enumerate(needs) if need]
     if given is None:
-        nodes = [expression.chain(program.nodes, grads, program.tensors[k]) for k in wanted]
+        nodes = [expression.chain(program.nodes, grads, program.tensors[k], came) for k in wanted]
     else:
-        nodes = [given[k] for k in wanted]
+        absent = [grad for grad, present in zip(grads, came, strict=True) if not present]
+        nodes = [expression.without(given[k], absent) if absent else given[k] for k in wanted]
     used = frozenset().union(*map(expression.names, nodes))
     values = (*taken, *outs)
     kept = tuple(k for k, name in enumerate(values) if name in used and name not in program.scalars)
-    backward = pointwise(f"{program.name}_backward", [*grads, *(values[k] for k in kept)], program.scalars, nodes)
+    tensors = [*itertools.compress(grads, came), *(values[k] for k in kept)]
+    backward = pointwise(f"{program.name}_backward", tensors, program.scalars, nodes)
     call = differentiable(backward, Gradients(backward, ahead=False)).call
     return _Gradient(call, backward, kept, tuple(wanted.index(k) if need else None for k, need in enumerate(needs)))
 
@@ -67,54 +72,70 @@ class Gradients:
     """
 
     def __init__(self, program: Pointwise, given: Sequence[Node] | None = None, *, ahead: bool = True) -> None:
-        self._program, self.given = program, given
+        self._program, self.given, self.ahead = program, given, ahead
         tensors = range(len(program.tensors))
         scalars = (False,) * len(program.scalars)
         self._all = (*(True for _ in tensors), *scalars)
         self._each = [(*(k == j for k in tensors), *scalars) for j in tensors]
-        self._made: dict[tuple[bool, ...], _Gradient] = {}
+        self.every = (True,) * program.outputs
+        self._made: dict[tuple[tuple[bool, ...], tuple[bool, ...]], _Gradient] = {}
         if ahead:
-            self.of(self._all)
+            self.of(self._all, self.every)
 
-    def of(self, needs: tuple[bool, ...]) -> _Gradient:
-        """``needs``: of each input, whether its gradient is one of them."""
-        if needs not in self._made:
-            self._made[needs] = _gradient(self._program, self.given, needs)
-        return self._made[needs]
+    def of(self, needs: tuple[bool, ...], came: tuple[bool, ...]) -> _Gradient:
+        """The gradients of the inputs that ``needs`` names, where those of the outputs that ``came`` names are given.
+
+        An output whose gradient did not come contributes nothing: its derivative may be infinite.
+        """
+        if (needs, came) not in self._made:
+            self._made[needs, came] = _gradient(self._program, self.given, needs, came)
+        return self._made[needs, came]
 
     def programs(self) -> list[Pointwise]:
-        """Those of the gradients by all tensors, and by each alone."""
-        return [self.of(needs).program for needs in {self._all, *self._each}]
+        """Those of the gradients by all tensors, and by each alone; of all outputs, and of each alone."""
+        outputs = range(self._program.outputs)
+        apart = [tuple(k == j for k in outputs) for j in outputs]
+        return [self.of(needs, came).program for needs in {self._all, *self._each} for came in {self.every, *apart}]
 
-    def asked(self, ctx: Any) -> _Gradient:
-        return self.of(self._all if _compiling() else ctx.needs_input_grad)
+    def needed(self, ctx: Any) -> tuple[bool, ...]:
+        return self._all if _compiling() else ctx.needs_input_grad
 
 
 def differentiable(program: Pointwise, gradients: Gradients) -> Differentiable:
     count = len(program.tensors)
-    of_reference = backward_of(program.reference)  # the derivatives of expressions are those of real numbers
 
     def save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
         results = outputs if isinstance(outputs, tuple) else (outputs,)
         ctx.complex = gradients.given is None and results[0].is_complex()
+        ctx.zeros_come = program.outputs == 1 or _compiling()  # Dynamo knows no other way
+        if not ctx.zeros_come:
+            ctx.set_materialize_grads(False)
         if ctx.complex:
             save_inputs(ctx, inputs, outputs)
         elif True in ctx.needs_input_grad:  # else a constant of torch.func.grad's
             values = (*inputs, *results)
             ctx.scalars = inputs[count:]
-            ctx.save_for_backward(*[values[k] for k in gradients.asked(ctx).kept])
+            ctx.save_for_backward(*[values[k] for k in gradients.of(gradients.needed(ctx), gradients.every).kept])
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        came = gradients.every if ctx.zeros_come else tuple([grad is not None for grad in grads])
+        if True not in came:
+            return (None,) * len(ctx.needs_input_grad)
         if ctx.complex:
-            return of_reference(ctx, *grads)
-        gradient = gradients.asked(ctx)
-        found = gradient.call(*grads, *ctx.saved_tensors, *ctx.scalars)
+            return _of_complex(program, came)(ctx, *itertools.compress(grads, came))
+        needs, saved = gradients.needed(ctx), ctx.saved_tensors
+        gradient = gradients.of(needs, gradients.every)
+        if False in came:
+            at = dict(zip(gradient.kept, saved, strict=True))
+            gradient = gradients.of(needs, came)
+            grads, saved = tuple(itertools.compress(grads, came)), [at[k] for k in gradient.kept]
+        found = gradient.call(*grads, *saved, *ctx.scalars)
         each = found if isinstance(found, tuple) else (found,)
         # Of an input that was broadcast or promoted autograd sums and rounds them, as it does those of torch's own ops.
         # No list is written to: Dynamo of torch 2.11 loses that, and the gradients with it.
         return tuple([None if k is None else each[k] for k in gradient.places])
 
-    return Differentiable(
+    op = Differentiable(
         program.name,
         program.raw,
         program.reference,
@@ -126,6 +147,27 @@ def differentiable(program: Pointwise, gradients: Gradients) -> Differentiable:
         inline=True,
         overrides=gradients.given is not None,
     )
+    if program.outputs > 1 and gradients.given is None and gradients.ahead:
+        op.call = _apart_if_compiled(program, op.call)
+    return op
+
+
+def _of_complex(program: Pointwise, came: Sequence[bool]) -> Callable[..., Any]:
+    """The plain composition's backward: the derivatives of expressions are those of real numbers."""
+    if False not in came:
+        return backward_of(program.reference)
+    return backward_of(lambda *inputs: tuple(itertools.compress(program.reference(*inputs), came)))
+
+
+def _apart_if_compiled(program: Pointwise, whole: Callable[..., Any]) -> Callable[..., Any]:
+    """Each output by an op of its own where Dynamo traces it, so that there is no backward of what is not used."""
+    parts = [pointwise(program.name, program.tensors, program.scalars, [node]) for node in program.nodes]
+    calls = tuple(differentiable(part, Gradients(part)).call for part in parts)
+
+    def call(*inputs: Any) -> Any:
+        return tuple([part(*inputs) for part in calls]) if _compiling() else whole(*inputs)
+
+    return call
 
 
 def _reach(program: Pointwise, given: Sequence[Node] | None) -> Reach:
@@ -287,11 +329,13 @@ def elementwise(
     Raises:
         ExpressionError: with the place in the text.
     """
-    if signature is None or callable(signature):
+    if body is None and (signature is None or callable(signature)):
         decorate = functools.partial(_from_function, backward=backward)
         return decorate if signature is None else decorate(signature)
     if body is None:
-        raise ExpressionError(f"[kit] elementwise expected a signature and an expression, got {signature!r} alone")
+        raise ExpressionError(
+            f"[kit] elementwise expected a signature and an expression, got {expression.brief(repr(signature))} alone"
+        )
     parsed = expression.parse_signature(signature)
     nodes = expression.parse(body, (*parsed.tensors, *parsed.scalars), where=parsed.name)
     definition = (functools.partial(elementwise, backward=backward), (signature, body))

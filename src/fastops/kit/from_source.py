@@ -25,9 +25,14 @@ class FromSource:
     def __init__(
         self, source: str, function: str, signature: str, options: Sequence[str], contiguous: bool, *launch: Any
     ) -> None:
-        for what, given in (("name", function), ("source", source)):
+        op = function if isinstance(function, str) else "kit"
+        for what, given in (("name", function), ("source", source), ("signature", signature)):
             if not isinstance(given, str):
-                raise KitError(f"[{function}] {what} must be text, got {type(given).__name__}")
+                raise KitError(f"[{op}] {what} must be text, got {type(given).__name__}")
+        if not isinstance(options, (list, tuple)) or not all(isinstance(x, str) for x in options):
+            raise KitError(f"[{op}] options must be a list of texts, such as ['-O2'], got {options!r}")
+        if not isinstance(contiguous, bool):
+            raise KitError(f"[{op}] contiguous must be a bool, got {type(contiguous).__name__}")
         self.source = source
         self.function = function
         self.name = function.partition("<")[0].rpartition("::")[2].strip()  # "shift" of my::shift<T>

@@ -71,6 +71,10 @@ def numba_op(
     """
     if function is None:
         return lambda function: numba_op(function, backward=backward, grid=grid, **kernel)
+    if not callable(function):
+        raise KitError(f"[numba_op] expected a function, got {type(function).__name__}")
+    if backward is not None and not callable(backward):
+        raise KitError(f"[numba_op] backward must be a function, got {type(backward).__name__}")
     if grid is not None:
         return numba_kernel(function, grid=grid, backward=backward, **kernel)
     if kernel or hasattr(function, "forall"):  # which is what @cuda.jit makes

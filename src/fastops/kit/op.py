@@ -227,11 +227,11 @@ def _check(schema: Schema, parts: _Parts) -> None:
         function = getattr(parts, what)
         if function is not None and not callable(function):
             raise KitError(f"[{name}] {what} must be a function, got {type(function).__name__}")
-    if parts.outputs is not None and not 1 <= parts.outputs <= count:
-        raise KitError(f"[{name}] outputs must be 1 to {count}, got {parts.outputs}")
+    if parts.outputs is not None and not (isinstance(parts.outputs, int) and 1 <= parts.outputs <= count):
+        raise KitError(f"[{name}] outputs must be 1 to {count}, got {parts.outputs!r}")
     if parts.fake is None and parts.reference is None and count > 1:
         raise KitError(f"[{name}] several outputs without a reference= need a fake=")
-    if isinstance(parts.vmap, str) and parts.vmap != "elementwise":
+    if parts.vmap not in (None, "elementwise") and not callable(parts.vmap):
         raise KitError(f"[{name}] vmap must be 'elementwise' or a function, got {parts.vmap!r}")
     if parts.autocast not in (None, *_CASTS):
         raise KitError(f"[{name}] autocast must be one of {', '.join(_CASTS)}, got {parts.autocast!r}")

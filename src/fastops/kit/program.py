@@ -163,7 +163,10 @@ def prepared(
     kernels: Callable[[torch.dtype], Iterable[Kernels]],
 ) -> None:
     """Compiles what ``kernels`` names for tensors that are all of one of these dtypes."""
-    place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    try:
+        place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, TypeError):
+        raise KitError(f"[{name}] prepare expected a CPU or CUDA device, got {device!r}") from None
     if place.type not in ("cpu", "cuda"):
         raise KitError(f"[{name}] prepare expected a CPU or CUDA device, got {place}")
     if unknown := [dtype for dtype in dtypes if dtype not in DTYPES]:

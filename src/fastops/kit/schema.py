@@ -37,11 +37,13 @@ class Schema:
     """
 
     def __init__(self, text: str) -> None:
+        example = "'my::scale(Tensor x) -> Tensor'"
+        if not isinstance(text, str):
+            raise KitError(f"[kit.op] expected a schema, text such as {example}, got {type(text).__name__}")
         self.text = text
         try:
             parsed: Any = torch._C.parse_schema(text)
         except (RuntimeError, IndexError, ValueError) as error:  # of a number beyond float64 it is not the first
-            example = "'my::scale(Tensor x) -> Tensor'"
             raise KitError(f"[kit.op] expected a schema such as {example}, got {text!r}: {error}") from None
         self.namespace, _, self.name = parsed.name.rpartition("::")
         if not self.namespace or parsed.overload_name:

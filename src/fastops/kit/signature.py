@@ -204,9 +204,12 @@ class Signature:
             f'"{function} must have the {count} parameters of the signature");',
         ]
         for k, p in enumerate(self.parameters):
+            written = _written(p)
+            # The half types have other names in C++ than in a signature.
+            write = f": write {written} {p.name}" if "fastops::" in written else ""
             lines.append(
-                f"  static_assert(fastops::kit::alike<fastops::kit::parameter<{k}, Function>, {_written(p)}>, "
-                f"\"parameter {k + 1} of {function} must be '{p}', as the signature has it\");"
+                f"  static_assert(fastops::kit::alike<fastops::kit::parameter<{k}, Function>, {written}>, "
+                f"\"parameter {k + 1} of {function} must be '{p}', as the signature has it{write}\");"
             )
         lines += ["  return true;", "}", f"static_assert(fastops_kit_fits<decltype(&{function})>());{hint}"]
         return "\n".join(lines) + "\n"

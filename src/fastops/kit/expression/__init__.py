@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ..errors import ExpressionError
-from .derivative import chain, derivative
+from .derivative import chain, derivative, without
 from .emit import emit_c
 from .evaluate import cast, evaluate, torch_function
 from .from_function import from_function
 from .nodes import Node, names
 from .parse import parse
+from .place import brief
 from .prelude import CPP_OPTIONS, PRELUDE_CPP, PRELUDE_CUDA
 from .signature import Signature, parse_signature
 
@@ -19,6 +20,7 @@ __all__ = [
     "ExpressionError",
     "Node",
     "Signature",
+    "brief",
     "cast",
     "chain",
     "derivative",
@@ -29,4 +31,5 @@ __all__ = [
     "parse",
     "parse_signature",
     "torch_function",
+    "without",
 ]

@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import ExpressionError
 from ..outside import bound
 from .nodes import Node, as_real, call, name, number
-from .parse import call_by_name
+from .parse import call_by_name, is_random, unknown_function
 from .place import at_place
 from .signature import Signature, name_error
 
@@ -231,6 +231,8 @@ class _Reader:
             raise self.error("math.remainder rounds to the nearest: expected %, or x - y * round(x / y)", x)
         called = getattr(function, "__name__", "")
         if not any(getattr(sys.modules.get(module), called, None) is function for module in _MODULES):
+            if is_random(called):
+                raise self.error(unknown_function(called), x)
             raise self.error(f"{ast.unparse(x.func)} is no function of math, torch, numpy or Python itself", x)
         try:
             return call_by_name(called, arguments)

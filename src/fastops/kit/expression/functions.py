@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from .nodes import Apply, Function, Node, Number, Tangents, call, is_number, number
+from .nodes import Apply, Function, Node, Number, Tangents, call, number
+from .tangent import ZERO, Tangent, choose
 
 FUNCTIONS: dict[str, Function] = {}
 
@@ -31,9 +32,7 @@ ALIASES = {
 
 CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
 
-_ZERO = number(0.0)
-
-Rule = Callable[[Node, tuple[Node, ...], Tangents], Node]
+Rule = Callable[[Node, tuple[Node, ...], Tangents], Tangent]
 
 
 def _row(
@@ -52,27 +51,12 @@ def _row(
     FUNCTIONS[name] = Function(name, arity, torch, c, tangent, truth, frozenset(conditions), short, careful, steps)
 
 
-# A tangent that is the number 0 is one of a constant: the product with it is 0 whatever the other factor is.
-
-
-def _product(factor: Node | float, tangent: Node) -> Node:
-    return _ZERO if is_number(tangent, 0) else tangent * factor
-
-
-def _sum(a: Node, b: Node) -> Node:
-    return b if is_number(a, 0) else a if is_number(b, 0) else a + b
-
-
-def _difference(a: Node, b: Node) -> Node:
-    return -b if is_number(a, 0) else a if is_number(b, 0) else a - b
-
-
 def _where(condition: Node, a: Node | float, b: Node | float) -> Node:
     return call("where", condition, a, b)
 
 
-def _constant(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Node:
-    return _ZERO
+def _constant(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Tangent:
+    return ZERO
 
 
 def _unary(
@@ -85,8 +69,8 @@ def _unary(
 ) -> None:
     """A function of x with ``derivative(x, out)``; spelled as its name says unless told otherwise."""
 
-    def tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Node:
-        return _product(derivative(arguments[0], out), tangents[0])
+    def tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Tangent:
+        return tangents[0] * derivative(arguments[0], out)
 
     _row(name, 1, torch or f"torch.{name}({{0}})", c or f"{name}{{f}}({{0}})", tangent, short=short, steps=steps)
 
@@ -101,9 +85,9 @@ def _binary(
 ) -> None:
     """A function of two numbers a, b with its partial derivatives, both given (a, b, out)."""
 
-    def tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Node:
+    def tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Tangent:
         (a, b), (ta, tb) = arguments, tangents
-        return _sum(_product(by_first(a, b, out), ta), _product(by_second(a, b, out), tb))
+        return ta * by_first(a, b, out) + tb * by_second(a, b, out)
 
     _row(name, 2, torch or f"torch.{name}({{0}}, {{1}})", c or f"{name}{{f}}({{0}}, {{1}})", tangent, steps=steps)
 
@@ -119,20 +103,20 @@ def _truth(name: str, arity: int, torch: str, c: str, *, of_truths: bool = False
 
 # Operators
 
-_row("+", 2, "{0} + {1}", "{0} + {1}", lambda out, args, tangents: _sum(*tangents))
-_row("-", 2, "{0} - {1}", "{0} - {1}", lambda out, args, tangents: _difference(*tangents))
+_row("+", 2, "{0} + {1}", "{0} + {1}", lambda out, args, tangents: tangents[0] + tangents[1])
+_row("-", 2, "{0} - {1}", "{0} - {1}", lambda out, args, tangents: tangents[0] - tangents[1])
 _row("neg", 1, "-{0}", "-{0}", lambda out, args, tangents: -tangents[0])
 _binary("*", lambda a, b, y: b, lambda a, b, y: a, "{0} * {1}", "{0} * {1}")
 
 
-def _quotient_tangent(y: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Node:
+def _quotient_tangent(y: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Tangent:
     b, (ta, tb) = arguments[1], tangents
-    logistic = _logistic(b, tb)
+    logistic = _logistic(b, tb.value)
     if logistic:
         # e^z / (c + e^z) is 1 - c / (c + e^z), which stays finite where e^z does not.
         c, tz = logistic
-        return _difference(_ZERO if is_number(ta, 0) else ta / b, y * ((1 - c / b) * tz))
-    return _difference(ta, _product(y, tb)) / b
+        return ta / b - Tangent(tz, tb.mask, tb.mask is None) * (1 - c / b) * y
+    return (ta - tb * y) / b
 
 
 def _logistic(b: Node, tb: Node) -> tuple[Node, Node] | None:
@@ -173,13 +157,12 @@ _truth("or", 2, "{0} | {1}", "{0} | {1}", of_truths=True)
 _truth("not", 1, "~{0}", "!{0}", of_truths=True)
 
 
-# The derivative of the branch that is not taken may be infinite, so it is chosen, never multiplied by 0.
 _row(
     "where",
     3,
     "torch.where({0}, {1}, {2})",
     "{0} ? {1} : {2}",
-    lambda out, args, tangents: _where(args[0], tangents[1], tangents[2]),
+    lambda out, args, tangents: choose(args[0], tangents[1], tangents[2]),
     conditions=(0,),
 )
 
@@ -201,17 +184,16 @@ _unary("sqrt", lambda x, y: 0.5 / y, steps=True)
 _unary("rsqrt", lambda x, y: -0.5 * y * y * y, steps=True)
 
 
-def _power_by_exponent(a: Node, b: Node, y: Node) -> Node:
+def _power_tangent(y: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Tangent:
+    (a, b), (ta, tb) = arguments, tangents
+    by_base = ta * (b * call("pow", a, b - 1))
+    if isinstance(b, Number):
+        return by_base if b.value else ZERO
     at_zero = call("and", call("==", a, 0.0), call(">=", b, 0.0))
-    return _where(at_zero, 0.0, y * call("log", a))
+    return choose(call("==", b, 0.0), ZERO, by_base) + tb * _where(at_zero, 0.0, y * call("log", a))
 
 
-_binary(
-    "pow",
-    lambda a, b, y: _where(call("==", b, 0.0), 0.0, b * call("pow", a, b - 1)),
-    _power_by_exponent,
-    steps=True,
-)
+_row("pow", 2, "torch.pow({0}, {1})", "pow{f}({0}, {1})", _power_tangent, steps=True)
 _binary("hypot", lambda a, b, y: a / y, lambda a, b, y: b / y)
 
 # Trigonometric and hyperbolic
@@ -258,13 +240,15 @@ _binary("copysign", lambda a, b, y: _where(call("==", a, 0.0), 0.0, y / a), lamb
 
 
 def _extreme(beaten: str) -> Rule:
-    def tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Node:
-        def share(mine: Node, other: Node, t: Node) -> Node:
-            tie = _where(call("==", mine, other), 0.5 * t, t)
-            return _ZERO if is_number(t, 0) else _where(call(beaten, mine, other), 0.0, tie)
-
+    def tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Tangent:
         (a, b), (ta, tb) = arguments, tangents
-        return _sum(share(a, b, ta), share(b, a, tb))
+        share = _where(call("==", a, b), 0.5, 1.0)
+        both = ta * share + tb * share  # also where one of them is NaN
+        if tb.zero:
+            return choose(call(beaten, a, b), ZERO, both)
+        if ta.zero:
+            return choose(call(beaten, b, a), ZERO, both)
+        return choose(call(beaten, a, b), tb, choose(call(beaten, b, a), ta, both))
 
     return tangent
 
@@ -274,9 +258,9 @@ _row("max", 2, "torch.maximum({0}, {1})", "{0} > {1} || {0} != {0} ? {0} : {1}",
 
 
 def _first_if(comparison: str) -> Rule:
-    def tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Node:
+    def tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Tangent:
         a, b = arguments
-        return _where(call("or", call(comparison, a, b), call("isnan", b)), *tangents)
+        return choose(call("or", call(comparison, a, b), call("isnan", b)), *tangents)
 
     return tangent
 
@@ -285,14 +269,14 @@ _row("fmin", 2, "torch.fmin({0}, {1})", "fmin{f}({0}, {1})", _first_if("<="))
 _row("fmax", 2, "torch.fmax({0}, {1})", "fmax{f}({0}, {1})", _first_if(">="))
 
 
-def _clamp_tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Node:
+def _clamp_tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Tangent:
     x, low, high = arguments
     crossed = call("<", high, low)  # then the result is `high`
     inside = call("and", call(">=", x, low), call("<=", x, high))
     below = call("and", call("<", x, low), call("<", low, high))
     above = call("or", call(">", x, high), crossed)
-    parts = [_where(taken, tangent, 0.0) for taken, tangent in zip((inside, below, above), tangents, strict=True)]
-    return _sum(_sum(parts[0], parts[1]), parts[2])
+    of_x, of_low, of_high = tangents
+    return choose(inside, of_x, choose(below, of_low, choose(above, of_high, ZERO)))
 
 
 _row("clamp", 3, "torch.clamp({0}, {1}, {2})", "kit_clamp({0}, {1}, {2})", _clamp_tangent)
@@ -301,7 +285,7 @@ _row(
     1,
     "torch.relu({0})",
     "{0} <= 0 ? 0 : {0}",
-    lambda out, args, tangents: _where(call("<=", args[0], 0.0), 0.0, tangents[0]),
+    lambda out, args, tangents: choose(call("<=", args[0], 0.0), ZERO, tangents[0]),
 )
 
 # Questions

@@ -9,9 +9,13 @@ import math
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-Tangents = tuple["Node", ...]
+if TYPE_CHECKING:
+    from .tangent import Tangent
+
+Tangents = tuple["Tangent", ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +39,7 @@ class Function:
     arity: int
     torch: str
     c: str
-    tangent: Callable[[Node, tuple[Node, ...], Tangents], Node]
+    tangent: Callable[[Node, tuple[Node, ...], Tangents], Tangent]
     truth: bool = False
     conditions: frozenset[int] = frozenset()
     short: str = ""
@@ -186,6 +190,13 @@ def _simplified(function: str, nodes: list[Node]) -> Node | None:
             return x.arguments[0]
     elif function == "where" and nodes[1] is nodes[2]:
         return nodes[1]
+    elif function == "not":
+        (x,) = nodes
+        return x.arguments[0] if isinstance(x, Apply) and x.function.name == "not" else None
+    elif function in ("and", "or"):
+        for x, whole in (nodes, nodes[::-1]):
+            if x is whole or (isinstance(whole, Apply) and whole.function.name == function and x in whole.arguments):
+                return whole
     elif function in _FOLDED:
         a, b = nodes
         if isinstance(a, Number) and isinstance(b, Number) and not (function == "/" and b.value == 0):

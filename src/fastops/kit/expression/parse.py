@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import NamedTuple
 
 from ..errors import ExpressionError
 from .functions import ALIASES, CONSTANTS, FUNCTIONS
 from .nodes import Node, as_real, call, name, number
-from .place import at_place
+from .place import at_place, brief
 
 _MAX_CHARACTERS = 10_000
 _MAX_DEPTH = 50  # a level takes up to eight Python frames, of a thousand that there usually are
@@ -29,6 +29,8 @@ _TOKEN = re.compile(
 _COMPARISON = 3
 _BINDING = {"or": 1, "||": 1, "and": 2, "&&": 2, "+": 4, "-": 4, "*": 5, "/": 5, "%": 5}
 _BINDING |= dict.fromkeys(("<", "<=", ">", ">=", "==", "!="), _COMPARISON)
+_DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
+_RANDOM = re.compile(r"rand|normal|uniform|bernoulli|dropout|poisson|multinomial")
 _WORDS = {"and", "or", "not", "if", "else"}
 _MEANING = {"||": "or", "&&": "and"}
 
@@ -78,11 +80,13 @@ class _Parser:
         return ExpressionError(at_place(self.where, message, self.text, offset))
 
     def tokenised(self) -> list[_Token]:
-        tokens = []
+        tokens: list[_Token] = []
         offset = 0
         while offset < len(self.text):
             match = _TOKEN.match(self.text, offset)
             if not match:
+                if dotted := _DOTTED.match(self.text, tokens[-1].offset if tokens else offset):
+                    raise self.error(_without_module(dotted[0], self.values), dotted.start())
                 raise self.error(f"cannot read {self.text[offset]!r}{_hint(self.text[offset:])}", offset)
             kind = match.lastgroup or ""
             if kind != "space":
@@ -130,7 +134,7 @@ class _Parser:
         value = self.expression()
         if not self.accept(";"):
             raise self.error(
-                f"expected ';' behind the value of {target.text!r}, got {_shown(self.next)}", self.next.offset
+                f"expected ';' behind the value of {brief(target.text)!r}, got {_shown(self.next)}", self.next.offset
             )
         self.values[target.text] = value
 
@@ -200,7 +204,7 @@ class _Parser:
     def named(self, token: _Token) -> Node:
         if token.text not in self.values:
             known = ", ".join(x for x in self.values if x not in CONSTANTS)
-            raise self.error(f"unknown name {token.text!r}; there is {known}", token.offset)
+            raise self.error(f"unknown name {brief(token.text)!r}; there is {known}", token.offset)
         return self.values[token.text]
 
     def called(self, token: _Token) -> Node:
@@ -220,8 +224,7 @@ def call_by_name(function: str, arguments: list[Node]) -> Node:
     """A call as a user writes it; a ValueError says what is wrong with it. ``min`` and ``max`` take two or more."""
     row = FUNCTIONS.get(ALIASES.get(function, function))
     if row is None or function in _WORDS:
-        near = difflib.get_close_matches(function, [*FUNCTIONS, *ALIASES], n=1)
-        raise ValueError(f"unknown function {function!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        raise ValueError(unknown_function(function))
     if row.name in ("min", "max") and len(arguments) > 2:
         return functools.reduce(lambda a, b: call(row.name, a, b), arguments)
     if len(arguments) != row.arity:
@@ -230,8 +233,31 @@ def call_by_name(function: str, arguments: list[Node]) -> Node:
     return call(row.name, *arguments)
 
 
+def is_random(function: str) -> bool:
+    return bool(_RANDOM.match(function))
+
+
+def unknown_function(function: str) -> str:
+    if is_random(function):
+        return f"{brief(function)!r} is no function of an element: pass a tensor of random numbers, torch.rand_like(x)"
+    callable_by_name = [x for x in (*FUNCTIONS, *ALIASES) if x.isidentifier() and x not in _WORDS]
+    near = difflib.get_close_matches(function, callable_by_name, n=1)
+    return f"unknown function {brief(function)!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def _without_module(dotted: str, known: Container[str]) -> str:
+    """What is wrong with ``torch.exp`` and ``x.exp``."""
+    first, last = dotted.partition(".")[0], dotted.rpartition(".")[2]
+    if last in FUNCTIONS or last in ALIASES:
+        written = f"{last}({first})" if first in known else f"{last}(…)"
+        return f"a function is called by its name alone: write {written}, not {brief(dotted)}"
+    if last in CONSTANTS:
+        return f"a constant has a name alone: write {last}, not {brief(dotted)}"
+    return unknown_function(last) if is_random(last) else f"unknown: {brief(dotted)}; names have no dots"
+
+
 def _shown(token: _Token) -> str:
-    return "the end" if token.kind == "end" else repr(token.text)
+    return "the end" if token.kind == "end" else repr(brief(token.text))
 
 
 def _hint(rest: str) -> str:

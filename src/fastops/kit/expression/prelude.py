@@ -81,7 +81,15 @@ PRELUDE_CPP = "\n".join(
     ]
 )
 
+# Of these the compiler knows no more than the type: GCC makes 1 / sqrt(x² + 1) of cos(atan(x)), and NaN is lost. Of the
+# others it makes an instruction, and a root of pow(x, 0.5), which is right at -0 and infinity too.
+_BUILTINS = {"ceil", "copysign", "fabs", "floor", "fmax", "fmin", "pow", "rint", "sqrt", "trunc"}
+_NO_BUILTINS = sorted(set(_LIBRARY) - _BUILTINS)
+
 # What the compiler gets beside its usual options. Fused multiply-adds would make results depend on the machine.
-CPP_OPTIONS: tuple[str, ...] = ("-ffp-contract=off",)
+CPP_OPTIONS: tuple[str, ...] = (
+    "-ffp-contract=off",
+    *(f"-fno-builtin-{function}{f}" for function in _NO_BUILTINS for f in ("", "f")),
+)
 if platform.machine() == "x86_64" and platform.libc_ver()[0] == "glibc":
     CPP_OPTIONS += ("-lmvec",)

@@ -6,9 +6,10 @@ import keyword
 import math
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..errors import ExpressionError
-from .place import at_place
+from .place import at_place, brief
 from .prelude import RESERVED
 
 _CPP_KEYWORDS = """
@@ -35,24 +36,28 @@ class Signature:
 def name_error(name: str) -> str | None:
     """Why ``name`` cannot be an argument's, in Python, C++ and CUDA C++ alike; None if it can."""
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name):
-        return f"expected a name of ASCII letters, digits and underscores that starts with a letter, got {name!r}"
+        return (
+            f"expected a name of ASCII letters, digits and underscores that starts with a letter, got {brief(name)!r}"
+        )
     if "__" in name or name.lower().startswith("kit_"):
-        return f"{name!r} is a name for generated code (kit_…, …__…): choose another"
+        return f"{brief(name)!r} is a name for generated code (kit_…, …__…): choose another"
     if name in _KEYWORDS:
-        return f"{name!r} is a keyword of Python or C++: choose another name"
+        return f"{brief(name)!r} is a keyword of Python or C++: choose another name"
     if name in RESERVED:
-        return f"{name!r} is a function of the C library: choose another name"
+        return f"{brief(name)!r} is a function of the C library: choose another name"
     return None
 
 
-def parse_signature(text: str) -> Signature:
+def parse_signature(text: Any) -> Signature:
     """``"swish(x, *, beta=1.0)"``: tensors, then scalars with defaults, which a call gives by keyword.
 
     Raises:
         ExpressionError: with the place in ``text``.
     """
     if not isinstance(text, str):
-        raise ExpressionError(f"[kit] a signature must be text such as 'swish(x, *, beta=1.0)', got {text!r}")
+        raise ExpressionError(
+            f"[kit] a signature must be text such as 'swish(x, *, beta=1.0)', got {brief(repr(text))}"
+        )
     whole = re.fullmatch(r"\s*(\w+)\s*\(([^()]*)\)\s*", text)
     if not whole:
         without = ", without types and results" if "->" in text or "::" in text else ""
@@ -65,7 +70,7 @@ def parse_signature(text: str) -> Signature:
         return ExpressionError(at_place(op, message, text, offset))
 
     if not op.isascii() or not op.isidentifier() or keyword.iskeyword(op):
-        raise fail(f"expected a name of ASCII letters, digits and underscores, got {op!r}", whole.start(1))
+        raise fail(f"expected a name of ASCII letters, digits and underscores, got {brief(op)!r}", whole.start(1))
     tensors: list[str] = []
     scalars: dict[str, float] = {}
     starred = False
@@ -82,17 +87,21 @@ def parse_signature(text: str) -> Signature:
             continue
         error = name_error(name)
         if error and re.fullmatch(r"\w+[?*&]?\s+\w+|\w+\s*:.*", name):
-            raise fail(f"expected a name without its type, tensors before '*' and scalars behind it, got {name!r}", at)
+            raise fail(
+                f"expected a name without its type, tensors before '*' and scalars behind it, got {brief(name)!r}", at
+            )
         if error:
             raise fail(error, at)
         if name in tensors or name in scalars:
-            raise fail(f"two arguments are called {name!r}", at)
+            raise fail(f"two arguments are called {brief(name)!r}", at)
         if equals:
             scalars[name] = _default(default)
             if math.isnan(scalars[name]) and default != "nan":
-                raise fail(f"the default of {name!r} must be a number, got {default!r}", at)
+                raise fail(f"the default of {brief(name)!r} must be a number, got {brief(default)!r}", at)
         elif starred or scalars:
-            raise fail(f"{name!r} follows the tensors, so it is a scalar and needs a default: {name}=1.0", at)
+            raise fail(
+                f"{brief(name)!r} follows the tensors, so it is a scalar and needs a default: {brief(name)}=1.0", at
+            )
         else:
             tensors.append(name)
     if not tensors:
