@@ -9,7 +9,7 @@ from .evaluate import cast, evaluate, torch_function
 from .from_function import from_function
 from .nodes import Node, names
 from .parse import parse
-from .prelude import CPP_OPTIONS, PRELUDE_CPP, PRELUDE_CUDA
+from .prelude import CPP_OPTIONS, PRELUDE_CPP, PRELUDE_CUDA, calls_vector_library
 from .signature import Signature, parse_signature
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "ExpressionError",
     "Node",
     "Signature",
+    "calls_vector_library",
     "cast",
     "chain",
     "derivative",

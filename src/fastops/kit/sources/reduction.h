@@ -1,27 +1,18 @@
 // The CPU code of kit.reduction, after rows.h and what source.py writes; it is called from cpp/kit/reduction.cpp.
 //
-// Element i of a chunk goes to sum i % 32; at the end the 32 are joined in halves. Rows are taken one at a time, or 64
-// neighbours together where they lie closer than a row's elements do: the order, and so the result, is the same.
-// Elements are computed in whole blocks of one length: how many there are changes none of them.
-enum : int64 { kLanes = 32, kBlock = 512, kColumns = 64 };
+// Element i of a chunk goes to sum i % 64. Of the 64, those 16 apart are joined in their order, and the 16 that remain by
+// neighbours, a level at a time; one without a partner goes on as it is. The order, and so the result, is the same
+// whether rows are read one at a time, many short ones together, or neighbours side by side.
+//
+// A function that is not exact (kMapExact, kReduceExact) has one compiled loop, over whole vectors, for every path: a
+// vector's last bits may differ from a scalar's.
+enum : int64 { kLanes = 64, kTree = 16, kTile = 1024, kBlock = 512, kColumns = 64, kPadding = 64 };
 
-// Where element `index` of an operand lies, the first dimension the fastest.
-static inline int64 offset_of(int64 index, int64 dims, const int64* sizes, const int64* strides) {
-  int64 at = 0;
-  for (int64 d = 0; d < dims; ++d) {
-    at += index % sizes[d] * strides[d];
-    index /= sizes[d];
-  }
-  return at;
-}
+static inline int64 least(int64 a, int64 b) { return a < b ? a : b; }
+static inline int64 whole_vectors(int64 n) { return (n + kVector - 1) / kVector * kVector; }
 
-// The sums of one row, of which the first `filled` hold something.
-static inline real joined(real (&sums)[kLanes], int64 filled) {
-  for (int64 half = kLanes / 2; half; half /= 2)
-    for (int64 l = 0; l < half; ++l)
-      if (l + half < filled) take(sums[l], sums[l + half]);
-  return sums[0];
-}
+template <class T>
+constexpr bool is_real = fastops::kit::same<T, real>::value;
 
 struct Pass {
   void* const* data;
@@ -31,116 +22,378 @@ struct Pass {
   real scalars[kScalars ? kScalars : 1];
   int64 variant;
 
-  int64 row_at(int64 row, int64 operand) const {
-    return offset_of(row, extent->row_dims, rows->sizes, rows->strides[operand]);
-  }
+  int64 begin(int64 chunk) const { return chunk * extent->chunk; }
+  int64 count(int64 chunk) const { return least(extent->chunk, extent->count - begin(chunk)); }
+  // How many rows follow one another at one stride, and the strides of rows and elements then.
+  int64 neighbours() const { return extent->row_dims ? rows->sizes[0] : 1; }
+  int64 row_step(int64 operand) const { return extent->row_dims ? rows->strides[operand][0] : 0; }
+  int64 element_step(int64 input) const { return extent->element_dims ? elements->strides[input][0] : 0; }
   int64 element_at(int64 element, int64 input) const {
-    return offset_of(element, extent->element_dims, elements->sizes, elements->strides[input]);
-  }
-
-  void put(int64 row, int64 chunk, real sum) const {
-    if (variant & kPartial) {
-      static_cast<real*>(data[0])[row * extent->chunks + chunk] = sum;
-      return;
+    int64 at = 0;
+    for (int64 d = 0; d < extent->element_dims; ++d) {
+      at += element % elements->sizes[d] * elements->strides[input][d];
+      element /= elements->sizes[d];
     }
-    using T = typename type_of<0>::type;
-    const real in[] = {sum, static_cast<real>(extent->n)};
-    real out;
-    compute_post(in, scalars, &out);
-    static_cast<T*>(data[0])[row_at(row, 0)] = static_cast<T>(out);
+    return at;
   }
 };
 
-// m elements of one row, which lie in runs along dimension 0.
+// Where a row begins in each operand.
+struct Place {
+  int64 index[kMaxDims], at[kInputs + 1];
+
+  Place(const Pass& pass, int64 row) {
+    const Rows& rows = *pass.rows;
+    for (int64& x : at) x = 0;
+    index[0] = 0;
+    for (int64 d = 0; d < pass.extent->row_dims; ++d) {
+      index[d] = row % rows.sizes[d];
+      row /= rows.sizes[d];
+      for (int64 k = 0; k <= kInputs; ++k) at[k] += index[d] * rows.strides[k][d];
+    }
+  }
+
+  // Rows up to where the dimension ends.
+  int64 run(const Pass& pass) const { return pass.neighbours() - index[0]; }
+
+  // By no more rows than those.
+  void advance(const Pass& pass, int64 by) {
+    const Rows& rows = *pass.rows;
+    const int64 dims = pass.extent->row_dims;
+    if (dims == 0) return;
+    index[0] += by;
+    for (int64 k = 0; k <= kInputs; ++k) at[k] += by * rows.strides[k][0];
+    for (int64 d = 0; d + 1 < dims && index[d] == rows.sizes[d]; ++d) {
+      index[d] = 0;
+      ++index[d + 1];
+      for (int64 k = 0; k <= kInputs; ++k) at[k] += rows.strides[k][d + 1] - rows.sizes[d] * rows.strides[k][d];
+    }
+  }
+};
+
+// to[i] of neighbouring pairs of `from`, for whole vectors.
+static void join_pairs(const real* __restrict from, real* __restrict to, int64 n) {
+  real even[kBlock], odd[kBlock];
+  for (int64 i = 0; i < n / kVector * kVector; ++i) {
+    even[i] = from[2 * i];
+    odd[i] = from[2 * i + 1];
+  }
+  compute_reduce_all(even, odd, to, n, nullptr);
+}
+
+// A loop of a vector's length is vectorised; unrolled, it would be too late for that.
+#define KIT_VECTOR_LOOP _Pragma("GCC unroll 1") for (int64 i = 0; i < kVector; ++i)
+
+// sum[i] takes x[i], i < n. Up to a whole vector more is read of both and computed, but not changed.
+KIT_FUNCTION void take_all(real* sum, const real* x, int64 n) {
+  for (; n > 0; n -= kVector, sum += kVector, x += kVector) {
+    real joined[kVector];
+    if (kReduceExact) {
+      KIT_VECTOR_LOOP {
+        joined[i] = sum[i];
+        take(joined[i], x[i]);
+      }
+    } else {
+      compute_reduce_all(sum, x, joined, kVector, nullptr);
+    }
+    if (n >= kVector) {
+      KIT_VECTOR_LOOP sum[i] = joined[i];
+    } else {
+      const int count = static_cast<int>(n);
+      KIT_VECTOR_LOOP sum[i] = static_cast<int>(i) < count ? joined[i] : sum[i];
+    }
+  }
+}
+
+// Of one row's sums, up to 64, the first 16 remain.
+KIT_FUNCTION void fold(const real* sums, int64 filled, real* to) {
+  real folded[kTree];
+  KIT_VECTOR_LOOP folded[i] = sums[i];
+  for (int64 first = kTree; first < filled; first += kTree)
+    take_all(folded, sums + first, least(filled - first, kTree));
+  KIT_VECTOR_LOOP to[i] = folded[i];
+}
+
+static inline int64 tree_width(int64 filled) {
+  int64 width = 1;
+  while (width < filled) width *= 2;
+  return width;
+}
+
+// Sums of many rows, `filled` of each and `width` apart, a power of two: the results of the rows follow one another.
+struct Tree {
+  alignas(64) real one[kTile + kPadding], other[kTile + kPadding];
+
+  const real* joined(int64 rows, int64 filled, int64 width) {
+    real *from = one, *to = other;
+    for (int64 k = 0; k < 2 * kVector; ++k) from[rows * width + k] = 0;  // what whole vectors read besides
+    for (; width > 1; width /= 2) {
+      const int64 half = width / 2;
+      join_pairs(from, to, whole_vectors(rows * half));
+      if (filled % 2)
+        for (int64 row = 0; row < rows; ++row) to[row * half + filled / 2] = from[row * width + filled - 1];
+      filled = (filled + 1) / 2;
+      real* last = from;
+      from = to;
+      to = last;
+    }
+    return from;
+  }
+};
+
+// From sums to results: of neighbouring rows from number `at` on, or in a partial pass of chunks, `step` apart.
+static void put(const Pass& pass, int64 at, int64 count, const real* sums, int64 step = 1) {
+  if (pass.variant & kPartial) {
+    real* to = static_cast<real*>(pass.data[0]) + at;
+    for (int64 i = 0; i < count; ++i) to[i * step] = sums[i];
+    return;
+  }
+  using T = typename type_of<0>::type;
+  real in[kBlock], out[kBlock], n[kBlock];
+  Place place(pass, at);
+  step = pass.row_step(0);
+  while (count > 0) {
+    const int64 m = least(count, least(place.run(pass), kBlock)), whole = whole_vectors(m);
+    for (int64 i = 0; i < whole; ++i) {
+      in[i] = sums[i < m ? i : m - 1];
+      n[i] = static_cast<real>(pass.extent->n);
+    }
+    compute_post_all(in, n, out, whole, pass.scalars);
+    T* to = static_cast<T*>(pass.data[0]) + place.at[0];
+    if (step == 1)
+      for (int64 i = 0; i < m; ++i) to[i] = static_cast<T>(out[i]);
+    else
+      for (int64 i = 0; i < m; ++i) to[i * step] = static_cast<T>(out[i]);
+    place.advance(pass, m);
+    sums += m;
+    count -= m;
+  }
+}
+
+template <class T>
+static inline void copy(const T* from, int64 step, int64 n, real* to) {
+  if (step == 1)
+    for (int64 i = 0; i < n; ++i) to[i] = static_cast<real>(from[i]);
+  else
+    for (int64 i = 0; i < n; ++i) to[i] = static_cast<real>(from[i * step]);
+}
+
+// Elements [first, first + m) of a row, which lie in runs along dimension 0.
 template <class T>
 static void fetch(const Pass& pass, int64 input, int64 base, int64 first, int64 m, real* to) {
   const T* data = static_cast<const T*>(pass.data[input + 1]) + base;
   const int64 size = pass.extent->element_dims ? pass.elements->sizes[0] : 1;
-  const int64 stride = pass.extent->element_dims ? pass.elements->strides[input][0] : 0;
   for (int64 i = 0; i < m;) {
-    const int64 within = (first + i) % size, run = size - within < m - i ? size - within : m - i;
-    const T* p = data + pass.element_at(first + i, input);
-    if (stride == 1)
-      for (int64 j = 0; j < run; ++j) to[i + j] = static_cast<real>(p[j]);
-    else
-      for (int64 j = 0; j < run; ++j) to[i + j] = static_cast<real>(p[j * stride]);
+    const int64 run = least(size - (first + i) % size, m - i);
+    copy(data + pass.element_at(first + i, input), pass.element_step(input), run, to + i);
     i += run;
   }
 }
 
+// `rows` whole rows, one after the other, and the last number again up to a whole vector.
 template <class T>
-static void fetch_columns(const Pass& pass, int64 input, const int64* at, int64 element, real* to) {
-  const T* data = static_cast<const T*>(pass.data[input + 1]) + pass.element_at(element, input);
-  if (at[kColumns - 1] - at[0] == kColumns - 1)
-    for (int64 j = 0; j < kColumns; ++j) to[j] = static_cast<real>(data[at[0] + j]);
-  else
-    for (int64 j = 0; j < kColumns; ++j) to[j] = static_cast<real>(data[at[j]]);
-}
-
-template <int... In>
-static void one_row(const Pass& pass, int64 row, int64 chunk, Indices<In...>) {
-  const Extent& e = *pass.extent;
-  const int64 begin = chunk * e.chunk, end = begin + e.chunk < e.count ? begin + e.chunk : e.count;
-  const int64 base[] = {pass.row_at(row, In)...};
-  real sums[kLanes], values[kBlock], in[kInputs][kBlock];
-  for (auto& block : in)
-    for (real& x : block) x = 0;
-  int64 filled = 0;
-  for (int64 first = begin; first < end; first += kBlock) {
-    const int64 m = end - first < kBlock ? end - first : kBlock;
-    if (pass.variant & kCombine) {
-      fetch<real>(pass, 0, base[0], first, m, values);
-    } else {
-      (fetch<typename type_of<In>::type>(pass, In - 1, base[In - 1], first, m, in[In - 1]), ...);
-      compute_map_all(in[In - 1]..., values, kBlock, pass.scalars);
-    }
-    int64 i = 0;
-    for (; filled < kLanes && i < m; ++i) sums[filled++] = values[i];
-    for (; i + kLanes <= m; i += kLanes)
-      for (int64 l = 0; l < kLanes; ++l) take(sums[l], values[i + l]);
-    for (int64 l = 0; i < m; ++i, ++l) take(sums[l], values[i]);
-  }
-  pass.put(row, chunk, joined(sums, filled));
-}
-
-template <int... In>
-static void columns(const Pass& pass, int64 row, int64 chunk, Indices<In...>) {
-  const Extent& e = *pass.extent;
-  const int64 begin = chunk * e.chunk, end = begin + e.chunk < e.count ? begin + e.chunk : e.count;
-  const int64 width = e.rows - row < kColumns ? e.rows - row : kColumns;
-  int64 at[kInputs][kColumns];
-  for (int64 k = 0; k < kInputs; ++k)
-    for (int64 j = 0; j < kColumns; ++j) at[k][j] = pass.row_at(row + (j < width ? j : 0), k + 1);
-  real sums[kLanes][kColumns], values[kColumns], in[kInputs][kColumns];
-  for (int64 i = begin; i < end; ++i) {
-    (fetch_columns<typename type_of<In>::type>(pass, In - 1, at[In - 1], i, in[In - 1]), ...);
-    compute_map_all(in[In - 1]..., values, kColumns, pass.scalars);
-    real* sum = sums[(i - begin) % kLanes];
-    if (i - begin < kLanes)
-      for (int64 j = 0; j < kColumns; ++j) sum[j] = values[j];
+static void fetch_rows(const Pass& pass, int64 input, Place place, int64 rows, real* to) {
+  const int64 m = pass.extent->count, by_element = pass.element_step(input), by_row = pass.row_step(input + 1);
+  const bool regular = pass.extent->element_dims <= 1;
+  for (int64 left = rows; left > 0;) {
+    const int64 run = least(left, place.run(pass));
+    const T* from = static_cast<const T*>(pass.data[input + 1]) + place.at[input + 1];
+    if (regular && (m == 1 || (by_element == 1 && by_row == m)))
+      copy(from, m == 1 ? by_row : 1, run * m, to);
+    else if (regular && m < run)
+      for (int64 i = 0; i < m; ++i)
+        for (int64 r = 0; r < run; ++r) to[r * m + i] = static_cast<real>(from[r * by_row + i * by_element]);
     else
-      for (int64 j = 0; j < kColumns; ++j) take(sum[j], values[j]);
+      for (int64 r = 0; r < run; ++r) fetch<T>(pass, input, place.at[input + 1] + r * by_row, 0, m, to + r * m);
+    place.advance(pass, run);
+    to += run * m;
+    left -= run;
   }
-  const int64 filled = end - begin < kLanes ? end - begin : kLanes;
-  for (int64 half = kLanes / 2; half; half /= 2)
-    for (int64 l = 0; l < half; ++l)
-      if (l + half < filled)
-        for (int64 j = 0; j < kColumns; ++j) take(sums[l][j], sums[l + half][j]);
-  for (int64 j = 0; j < width; ++j) pass.put(row + j, chunk, sums[0][j]);
+  for (int64 k = 0; (rows * m + k) % kVector; ++k) to[k] = to[-1];
 }
 
-// Tasks [begin, end): each a chunk of a row, or of 64 neighbours.
+template <int... In>
+static void short_rows(const Pass& pass, int64 row, int64 end, Indices<In...>) {
+  const int64 m = pass.extent->count, filled = least(m, kTree), width = tree_width(filled);
+  const int64 most = kTile / (m > width ? m : width);
+  alignas(64) real in[kInputs][kTile + kPadding], values[kTile + kPadding];
+  Tree tree;
+  for (int64 rows; row < end; row += rows) {
+    rows = least(most, end - row);
+    const Place place(pass, row);
+    const int64 n = whole_vectors(rows * m);
+    real* mapped = m == width ? tree.one : values;
+    if (pass.variant & kCombine) {
+      fetch_rows<real>(pass, 0, place, rows, mapped);
+    } else {
+      (fetch_rows<typename type_of<In>::type>(pass, In - 1, place, rows, kMapIsInput ? mapped : in[In - 1]), ...);
+      if (!kMapIsInput) compute_map_all(in[In - 1]..., mapped, n, pass.scalars);
+    }
+    if (m < width) {
+      for (int64 r = 0; r < rows; ++r)
+        KIT_VECTOR_LOOP tree.one[r * width + i] = values[r * m + i];
+    } else if (m > width) {
+      for (int64 r = 0; r < rows; ++r) {
+        fold(values + r * m, m, tree.one + r * kTree);
+      }
+    }
+    put(pass, row, rows, tree.joined(rows, filled, width));
+  }
+}
+
+// The sums of a chunk of one row.
+struct Sums {
+  alignas(64) real at[kLanes];
+  int64 filled = 0;
+
+  // value(i) of i < m; m is a multiple of 64 but for the last time.
+  template <class Value>
+  void add(int64 m, Value value) {
+    int64 first = 0;
+    if (m >= kLanes) {
+      real sums[kLanes];
+      if (filled == 0) {
+        for (int64 l = 0; l < kLanes; ++l) at[l] = value(l);
+        first = filled = kLanes;
+      }
+      if (kReduceExact) {
+        for (int64 l = 0; l < kLanes; ++l) sums[l] = at[l];
+        for (; first + kLanes <= m; first += kLanes)
+          for (int64 l = 0; l < kLanes; ++l) take(sums[l], value(first + l));
+        for (int64 l = 0; l < kLanes; ++l) at[l] = sums[l];
+      }
+    }
+    for (real x[kLanes]; first < m; first += kLanes) {
+      const int64 rest = least(m - first, kLanes);
+      for (int64 l = 0; l < rest; ++l) (filled ? x : at)[l] = value(first + l);
+      if (filled)
+        take_all(at, x, rest);
+      else
+        filled = rest;
+    }
+  }
+};
+
+template <int... In>
+static inline void add_chunk(const Pass& pass, const Place& place, int64 chunk, Sums& sums, Indices<In...>) {
+  const int64 begin = pass.begin(chunk), m = pass.count(chunk);
+  const bool adjacent = pass.extent->element_dims == 1;
+  if (kMapExact && !(pass.variant & kCombine) && adjacent && ((pass.element_step(In - 1) == 1) && ...)) {
+    const void* const from[] = {static_cast<const typename type_of<In>::type*>(pass.data[In]) + place.at[In] + begin...};
+    return sums.add(m, [&](int64 i) {
+      const real x[] = {static_cast<real>(static_cast<const typename type_of<In>::type*>(from[In - 1])[i])...};
+      real value;
+      compute_map(x, pass.scalars, &value);
+      return value;
+    });
+  }
+  real in[kInputs][kBlock], values[kBlock];
+  for (int64 first = 0; first < m; first += kBlock) {
+    const int64 count = least(m - first, kBlock);
+    if (pass.variant & kCombine) {
+      copy(static_cast<const real*>(pass.data[1]) + place.at[1] + first, 1, count, values);
+    } else {
+      (fetch<typename type_of<In>::type>(pass, In - 1, place.at[In], begin + first, count, in[In - 1]), ...);
+      for (auto& x : in)
+        for (int64 i = count; i < whole_vectors(count); ++i) x[i] = x[count - 1];
+      compute_map_all(in[In - 1]..., values, whole_vectors(count), pass.scalars);
+    }
+    sums.add(count, [&](int64 i) { return values[i]; });
+  }
+}
+
+// Tasks are chunks of rows.
+static void long_rows(const Pass& pass, int64 task, int64 end) {
+  constexpr int64 kRows = 16;
+  const int64 chunks = pass.extent->chunks;
+  Tree tree;
+  Place place(pass, task / chunks);
+  for (int64 chunk = task % chunks, rows; task < end; task += rows) {
+    int64 filled = 0;
+    for (rows = 0; rows < kRows && task + rows < end; ++rows) {
+      const int64 here = least(pass.count(chunk), kTree);
+      if (rows && here != filled) break;
+      filled = here;
+      Sums sums;
+      add_chunk(pass, place, chunk, sums, Inputs{});
+      fold(sums.at, sums.filled, tree.one + rows * tree_width(filled));
+      if (++chunk == chunks) {
+        chunk = 0;
+        place.advance(pass, 1);
+      }
+    }
+    put(pass, task, rows, tree.joined(rows, filled, tree_width(filled)));
+  }
+}
+
+// Neighbouring rows side by side, of which each element is a run: `width` of them, up to 64.
+template <int... In>
+static void columns(const Pass& pass, int64 row, int64 chunk, int64 width, Indices<In...>) {
+  const int64 begin = pass.begin(chunk), m = pass.count(chunk), used = least(m, kLanes);
+  alignas(64) real sums[kLanes * kColumns + kPadding];
+  const Place place(pass, row);
+  if (kMapExact && kReduceExact && ((pass.row_step(In) == 1) && ...)) {
+    // Where the next element's run follows, all of them up to the 64th are one.
+    const bool dense = pass.extent->element_dims == 1 && ((pass.element_step(In - 1) == width) && ...);
+    for (int64 i = 0, steps; i < m; i += steps) {
+      steps = dense ? least(m - i, kLanes) : 1;
+      const int64 here[] = {place.at[In] + pass.element_at(begin + i, In - 1)...};
+      const void* const from[] = {static_cast<const typename type_of<In>::type*>(pass.data[In]) + here[In - 1]...};
+      auto value = [&](int64 j) {
+        const real x[] = {static_cast<real>(static_cast<const typename type_of<In>::type*>(from[In - 1])[j])...};
+        real mapped;
+        compute_map(x, pass.scalars, &mapped);
+        return mapped;
+      };
+      real* sum = sums + i % kLanes * width;
+      const int64 n = steps * width;
+      if (i < kLanes)
+        for (int64 j = 0; j < n; ++j) sum[j] = value(j);
+      else
+        for (int64 j = 0; j < n; ++j) take(sum[j], value(j));
+    }
+  } else {
+    real in[kInputs][kColumns], values[kColumns];
+    for (auto& block : in)
+      for (real& x : block) x = 0;
+    for (int64 i = 0; i < m; ++i) {
+      (copy(static_cast<const typename type_of<In>::type*>(pass.data[In]) + place.at[In] +
+                pass.element_at(begin + i, In - 1),
+            pass.row_step(In), width, in[In - 1]),
+       ...);
+      compute_map_all(in[In - 1]..., values, whole_vectors(width), pass.scalars);
+      real* sum = sums + i % kLanes * width;
+      if (i < kLanes)
+        for (int64 j = 0; j < width; ++j) sum[j] = values[j];
+      else
+        take_all(sum, values, width);
+    }
+  }
+  const auto joins = [&](int64 to, int64 from) { take_all(sums + to * width, sums + from * width, width); };
+  for (int64 l = kTree; l < used; ++l) joins(l % kTree, l);
+  for (int64 filled = least(m, kTree); filled > 1; filled = (filled + 1) / 2) {
+    for (int64 l = 0; l < filled / 2; ++l) {
+      joins(2 * l, 2 * l + 1);
+      for (int64 j = 0; j < width; ++j) sums[l * width + j] = sums[2 * l * width + j];
+    }
+    if (filled % 2)
+      for (int64 j = 0; j < width; ++j) sums[filled / 2 * width + j] = sums[(filled - 1) * width + j];
+  }
+  put(pass, row * pass.extent->chunks + chunk, width, sums, pass.extent->chunks);
+}
+
+// Tasks: rows, or chunks of rows; by columns a chunk of up to 64 neighbours.
 extern "C" __attribute__((visibility("default"))) void loop(void* const* data, const Rows* rows,
                                                             const Elements* elements, const Extent* extent,
                                                             const double* scalars, int64 variant, int64 begin,
                                                             int64 end) {
   Pass pass{data, rows, elements, extent, {}, variant};
   for (int64 k = 0; k < kScalars; ++k) pass.scalars[k] = static_cast<real>(scalars[k]);
+  if (!(variant & kByColumns)) return extent->count > kLanes ? long_rows(pass, begin, end) : short_rows(pass, begin, end, Inputs{});
+  const int64 size = pass.neighbours(), tiles = (size + kColumns - 1) / kColumns;
   for (int64 task = begin; task < end; ++task) {
-    const int64 row = task / extent->chunks, chunk = task % extent->chunks;
-    if (variant & kByColumns)
-      columns(pass, row * kColumns, chunk, Inputs{});
-    else
-      one_row(pass, row, chunk, Inputs{});
+    const int64 chunk = task % extent->chunks, tile = task / extent->chunks, first = tile % tiles * kColumns;
+    const int64 row = tile / tiles * size + first;
+    columns(pass, row, chunk, least(size - first, kColumns), Inputs{});
   }
 }
