@@ -15,8 +15,9 @@ constexpr int kMaxInputs = 8;
 constexpr int kThreads = 256;
 constexpr int64_t kChunk = 1 << 15;  // elements; a multiple of what a block of threads takes at once
 constexpr int64_t kShort = 1 << 10;  // rows up to here are a warp's
-constexpr int64_t kCpuColumns = 64;  // neighbouring rows that a CPU task reads side by side, at most
-constexpr int64_t kFewColumns = 128;  // elements of neighbouring rows: up to here they are read one row at a time
+constexpr int64_t kSideBySide = 4096;  // sums of neighbouring rows that a CPU task reads side by side
+constexpr int64_t kMostColumns = 512;
+constexpr int64_t kFewColumns = 128;   // elements of neighbouring rows: up to here they are read one row at a time
 
 // A variant is the sum of what holds; on the CPU it is an argument, and one function does all.
 enum Variant { columns = 1, partial = 2, combine = 4, brief = 8, vectors = 16 };
@@ -31,6 +32,7 @@ struct Extent {
   int64_t rows, n;               // n: elements of a row
   int64_t count, chunk, chunks;  // what this pass reads of a row, in chunks
   int64_t row_dims, element_dims;
+  int64_t columns = 0;  // neighbouring rows that a CPU task reads side by side
 };
 
 using Loop = void(void* const* data, const Index* rows, const Index* elements, const Extent*, const double* scalars,
@@ -114,14 +116,15 @@ bool in_cpu_columns(const Work& work) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-void run_cpu(const Call& call, const Work& work, uint64_t kernel, int64_t variant) {
+void run_cpu(const Call& call, Work& work, uint64_t kernel, int64_t variant) {
   auto* loop = reinterpret_cast<Loop*>(kernel);
-  const Extent& e = work.extent;
+  Extent& e = work.extent;
   int64_t tasks = e.rows * e.chunks, rows_a_task = 1;
   if (variant & columns) {
     const int64_t size = work.rows.sizes[0];
-    tasks = e.rows / size * ceil_div(size, kCpuColumns) * e.chunks;
-    rows_a_task = std::min(size, kCpuColumns);
+    const int64_t sums = e.count > 64 ? 64 : 16;  // of a row
+    e.columns = rows_a_task = std::min({size, kMostColumns, kSideBySide / std::min(e.count, sums)});
+    tasks = e.rows / size * ceil_div(size, e.columns) * e.chunks;
   }
   run_on_threads(tasks, rows_a_task * std::min(e.count, e.chunk) * size_of(call.dtype),
                  [&](int64_t begin, int64_t end) {

@@ -55,8 +55,8 @@ class Function(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether it is its one tensor as it stands."""
-        return [repr(node) for node in self.nodes] == list(self.tensors)
+        """Whether it is its first tensor as it stands."""
+        return [repr(node) for node in self.nodes] == [self.tensors[0]]
 
     def loop(self, real: str) -> str:
         """``name_all(in..., out..., n, scalars)`` over arrays that do not overlap, for the CPU to vectorise.
@@ -156,8 +156,9 @@ def cpp(files: Sequence[str], functions: Sequence[Function], dtypes: Sequence[in
     reduces = len(functions) > 1
     facts = ""
     if reduces:
-        mapped, reduced, _ = functions
-        facts = f"enum {{ kMapExact = {mapped.exact:d}, kReduceExact = {reduced.exact:d}, kMapIsInput = {mapped.plain:d} }};\n"
+        mapped, reduced, post = functions
+        exact = f"kMapExact = {mapped.exact:d}, kReduceExact = {reduced.exact:d}"
+        facts = f"enum {{ {exact}, kMapIsInput = {mapped.plain:d}, kPostIsSum = {post.plain:d} }};\n"
     return "".join(
         [
             text_of("types.h"),

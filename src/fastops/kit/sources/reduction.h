@@ -6,7 +6,7 @@
 //
 // A function that is not exact (kMapExact, kReduceExact) has one compiled loop, over whole vectors, for every path: a
 // vector's last bits may differ from a scalar's.
-enum : int64 { kLanes = 64, kTree = 16, kTile = 1024, kBlock = 512, kColumns = 64, kPadding = 64 };
+enum : int64 { kLanes = 64, kTree = 16, kTile = 1024, kBlock = 512, kPadding = 64, kAhead = 8 };
 
 static inline int64 least(int64 a, int64 b) { return a < b ? a : b; }
 static inline int64 whole_vectors(int64 n) { return (n + kVector - 1) / kVector * kVector; }
@@ -28,6 +28,10 @@ struct Pass {
   int64 neighbours() const { return extent->row_dims ? rows->sizes[0] : 1; }
   int64 row_step(int64 operand) const { return extent->row_dims ? rows->strides[operand][0] : 0; }
   int64 element_step(int64 input) const { return extent->element_dims ? elements->strides[input][0] : 0; }
+  template <int... In>
+  bool adjacent(Indices<In...>) const {
+    return extent->element_dims == 1 && ((element_step(In - 1) == 1) && ...);
+  }
   int64 element_at(int64 element, int64 input) const {
     int64 at = 0;
     for (int64 d = 0; d < extent->element_dims; ++d) {
@@ -73,8 +77,15 @@ struct Place {
 
 // to[i] of neighbouring pairs of `from`, for whole vectors.
 static void join_pairs(const real* __restrict from, real* __restrict to, int64 n) {
+  if (kReduceExact) {
+    for (int64 i = 0; i < n / kVector * kVector; ++i) {
+      to[i] = from[2 * i];
+      take(to[i], from[2 * i + 1]);
+    }
+    return;
+  }
   real even[kBlock], odd[kBlock];
-  for (int64 i = 0; i < n / kVector * kVector; ++i) {
+  for (int64 i = 0; i < n; ++i) {
     even[i] = from[2 * i];
     odd[i] = from[2 * i + 1];
   }
@@ -109,8 +120,10 @@ KIT_FUNCTION void take_all(real* sum, const real* x, int64 n) {
 KIT_FUNCTION void fold(const real* sums, int64 filled, real* to) {
   real folded[kTree];
   KIT_VECTOR_LOOP folded[i] = sums[i];
-  for (int64 first = kTree; first < filled; first += kTree)
-    take_all(folded, sums + first, least(filled - first, kTree));
+  int64 first = kTree;
+  if (kReduceExact)
+    for (; first + kTree <= filled; first += kTree) KIT_VECTOR_LOOP take(folded[i], sums[first + i]);
+  for (; first < filled; first += kTree) take_all(folded, sums + first, least(filled - first, kTree));
   KIT_VECTOR_LOOP to[i] = folded[i];
 }
 
@@ -151,22 +164,23 @@ static void put(const Pass& pass, int64 at, int64 count, const real* sums, int64
   using T = typename type_of<0>::type;
   real in[kBlock], out[kBlock], n[kBlock];
   Place place(pass, at);
-  step = pass.row_step(0);
-  while (count > 0) {
-    const int64 m = least(count, least(place.run(pass), kBlock)), whole = whole_vectors(m);
-    for (int64 i = 0; i < whole; ++i) {
-      in[i] = sums[i < m ? i : m - 1];
-      n[i] = static_cast<real>(pass.extent->n);
+  for (int64 m; count > 0; sums += m, count -= m, place.advance(pass, m)) {
+    m = least(count, least(place.run(pass), kBlock));
+    const real* results = sums;
+    if (!kPostIsSum) {
+      const int64 whole = whole_vectors(m);
+      for (int64 i = 0; i < m; ++i) in[i] = sums[i];
+      for (int64 i = m; i < whole; ++i) in[i] = sums[0];
+      for (int64 i = 0; i < whole / kVector * kVector; ++i) n[i] = static_cast<real>(pass.extent->n);
+      compute_post_all(in, n, out, whole, pass.scalars);
+      results = out;
     }
-    compute_post_all(in, n, out, whole, pass.scalars);
     T* to = static_cast<T*>(pass.data[0]) + place.at[0];
-    if (step == 1)
-      for (int64 i = 0; i < m; ++i) to[i] = static_cast<T>(out[i]);
+    const int64 row_step = pass.row_step(0);
+    if (row_step == 1)
+      for (int64 i = 0; i < m; ++i) to[i] = static_cast<T>(results[i]);
     else
-      for (int64 i = 0; i < m; ++i) to[i * step] = static_cast<T>(out[i]);
-    place.advance(pass, m);
-    sums += m;
-    count -= m;
+      for (int64 i = 0; i < m; ++i) to[i * row_step] = static_cast<T>(results[i]);
   }
 }
 
@@ -226,7 +240,10 @@ static void short_rows(const Pass& pass, int64 row, int64 end, Indices<In...>) {
     if (pass.variant & kCombine) {
       fetch_rows<real>(pass, 0, place, rows, mapped);
     } else {
-      (fetch_rows<typename type_of<In>::type>(pass, In - 1, place, rows, kMapIsInput ? mapped : in[In - 1]), ...);
+      ((In == 1 || !kMapIsInput
+            ? fetch_rows<typename type_of<In>::type>(pass, In - 1, place, rows, kMapIsInput ? mapped : in[In - 1])
+            : void()),
+       ...);
       if (!kMapIsInput) compute_map_all(in[In - 1]..., mapped, n, pass.scalars);
     }
     if (m < width) {
@@ -250,150 +267,177 @@ struct Sums {
   template <class Value>
   void add(int64 m, Value value) {
     int64 first = 0;
-    if (m >= kLanes) {
-      real sums[kLanes];
-      if (filled == 0) {
-        for (int64 l = 0; l < kLanes; ++l) at[l] = value(l);
-        first = filled = kLanes;
-      }
-      if (kReduceExact) {
-        for (int64 l = 0; l < kLanes; ++l) sums[l] = at[l];
-        for (; first + kLanes <= m; first += kLanes)
-          for (int64 l = 0; l < kLanes; ++l) take(sums[l], value(first + l));
-        for (int64 l = 0; l < kLanes; ++l) at[l] = sums[l];
-      }
+    if (m >= kLanes && filled == 0) {
+      for (int64 l = 0; l < kLanes; ++l) at[l] = value(l);
+      first = filled = kLanes;
     }
-    for (real x[kLanes]; first < m; first += kLanes) {
-      const int64 rest = least(m - first, kLanes);
-      for (int64 l = 0; l < rest; ++l) (filled ? x : at)[l] = value(first + l);
+    if (kReduceExact && m - first >= kLanes) {
+      real sums[kLanes];  // which stay in registers
+      for (int64 l = 0; l < kLanes; ++l) sums[l] = at[l];
+      for (; first + kLanes <= m; first += kLanes)
+        for (int64 l = 0; l < kLanes; ++l) take(sums[l], value(first + l));
+      for (int64 l = 0; l < kLanes; ++l) at[l] = sums[l];
+    }
+    for (real *sum = at, x[kVector]; first < m; first += kVector, sum += kVector) {
+      const int count = static_cast<int>(least(m - first, kVector));
+      if (count == kVector) {
+        KIT_VECTOR_LOOP x[i] = value(first + i);
+      } else {
+        KIT_VECTOR_LOOP x[i] = static_cast<int>(i) < count ? value(first + i) : real(0);
+      }
       if (filled)
-        take_all(at, x, rest);
+        take_all(sum, x, count);
       else
-        filled = rest;
+        KIT_VECTOR_LOOP sum[i] = x[i];
     }
+    if (filled == 0) filled = m;
   }
 };
 
+// A chunk of each of `rows` neighbouring rows, to as many groups of 16 sums, or of fewer.
 template <int... In>
-static inline void add_chunk(const Pass& pass, const Place& place, int64 chunk, Sums& sums, Indices<In...>) {
-  const int64 begin = pass.begin(chunk), m = pass.count(chunk);
-  const bool adjacent = pass.extent->element_dims == 1;
-  if (kMapExact && !(pass.variant & kCombine) && adjacent && ((pass.element_step(In - 1) == 1) && ...)) {
-    const void* const from[] = {static_cast<const typename type_of<In>::type*>(pass.data[In]) + place.at[In] + begin...};
-    return sums.add(m, [&](int64 i) {
-      const real x[] = {static_cast<real>(static_cast<const typename type_of<In>::type*>(from[In - 1])[i])...};
-      real value;
-      compute_map(x, pass.scalars, &value);
-      return value;
-    });
+static void add_chunks(const Pass& pass, const Place& place, int64 chunk, int64 rows, real* to, Indices<In...>) {
+  const int64 begin = pass.begin(chunk), m = pass.count(chunk), width = tree_width(least(m, kTree));
+  if (kMapExact && !(pass.variant & kCombine) && pass.adjacent(Inputs{})) {
+    const void* const first[] = {static_cast<const typename type_of<In>::type*>(pass.data[In]) + place.at[In] + begin...};
+    const int64 steps[] = {pass.row_step(In)...};
+    for (int64 r = 0; r < rows; ++r) {
+      Sums sums;
+      sums.add(m, [&](int64 i) {
+        const real x[] = {
+            static_cast<real>(static_cast<const typename type_of<In>::type*>(first[In - 1])[r * steps[In - 1] + i])...};
+        real value;
+        compute_map(x, pass.scalars, &value);
+        return value;
+      });
+      fold(sums.at, sums.filled, to + r * width);
+    }
+    return;
   }
   real in[kInputs][kBlock], values[kBlock];
-  for (int64 first = 0; first < m; first += kBlock) {
-    const int64 count = least(m - first, kBlock);
-    if (pass.variant & kCombine) {
-      copy(static_cast<const real*>(pass.data[1]) + place.at[1] + first, 1, count, values);
-    } else {
-      (fetch<typename type_of<In>::type>(pass, In - 1, place.at[In], begin + first, count, in[In - 1]), ...);
-      for (auto& x : in)
-        for (int64 i = count; i < whole_vectors(count); ++i) x[i] = x[count - 1];
-      compute_map_all(in[In - 1]..., values, whole_vectors(count), pass.scalars);
+  for (int64 r = 0; r < rows; ++r) {
+    Sums sums;
+    for (int64 first = 0; first < m; first += kBlock) {
+      const int64 count = least(m - first, kBlock);
+      auto base = [&](int64 operand) { return place.at[operand] + r * pass.row_step(operand); };
+      if (pass.variant & kCombine) {
+        copy(static_cast<const real*>(pass.data[1]) + base(1) + first, 1, count, values);
+      } else {
+        (fetch<typename type_of<In>::type>(pass, In - 1, base(In), begin + first, count, in[In - 1]), ...);
+        for (auto& x : in)
+          for (int64 i = count; i < whole_vectors(count); ++i) x[i] = x[count - 1];
+        compute_map_all(in[In - 1]..., values, whole_vectors(count), pass.scalars);
+      }
+      sums.add(count, [&](int64 i) { return values[i]; });
     }
-    sums.add(count, [&](int64 i) { return values[i]; });
+    fold(sums.at, sums.filled, to + r * width);
   }
 }
 
-// Tasks are chunks of rows.
+// Tasks are rows, or chunks of rows.
 static void long_rows(const Pass& pass, int64 task, int64 end) {
-  constexpr int64 kRows = 16;
+  constexpr int64 kTogether = kTile / kTree;
   const int64 chunks = pass.extent->chunks;
   Tree tree;
   Place place(pass, task / chunks);
-  for (int64 chunk = task % chunks, rows; task < end; task += rows) {
-    int64 filled = 0;
-    for (rows = 0; rows < kRows && task + rows < end; ++rows) {
-      const int64 here = least(pass.count(chunk), kTree);
-      if (rows && here != filled) break;
-      filled = here;
-      Sums sums;
-      add_chunk(pass, place, chunk, sums, Inputs{});
-      fold(sums.at, sums.filled, tree.one + rows * tree_width(filled));
-      if (++chunk == chunks) {
-        chunk = 0;
-        place.advance(pass, 1);
-      }
-    }
+  for (int64 rows; task < end; task += rows) {
+    const int64 chunk = task % chunks, filled = least(pass.count(chunk), kTree);
+    rows = chunks > 1 ? 1 : least(kTogether, least(place.run(pass), end - task));
+    add_chunks(pass, place, chunk, rows, tree.one, Inputs{});
     put(pass, task, rows, tree.joined(rows, filled, tree_width(filled)));
+    if (chunk + 1 == chunks) place.advance(pass, rows);
   }
 }
 
-// Neighbouring rows side by side, of which each element is a run: `width` of them, up to 64.
+// n sums take an element each, or are one, from n on of inputs without gaps.
+template <int... In>
+static void take_run(real* __restrict sum, const void* const* from, int64 n, bool first, const real* scalars,
+                     Indices<In...>) {
+  auto value = [=](int64 j) {
+    const real x[] = {static_cast<real>(static_cast<const typename type_of<In>::type*>(from[In - 1])[j])...};
+    real mapped;
+    compute_map(x, scalars, &mapped);
+    return mapped;
+  };
+  if (first)
+    for (int64 j = 0; j < n; ++j) sum[j] = value(j);
+  else
+    for (int64 j = 0; j < n; ++j) take(sum[j], value(j));
+}
+
+template <int Operand>
+static inline void fetch_ahead(const Pass& pass, int64 at, int64 n) {
+  using T = typename type_of<Operand>::type;
+  const char* from = reinterpret_cast<const char*>(static_cast<const T*>(pass.data[Operand]) + at);
+  for (int64 byte = 0; byte < n * static_cast<int64>(sizeof(T)); byte += 64) __builtin_prefetch(from + byte);
+}
+
+// `width` neighbouring rows side by side, of which each element is a run.
 template <int... In>
 static void columns(const Pass& pass, int64 row, int64 chunk, int64 width, Indices<In...>) {
-  const int64 begin = pass.begin(chunk), m = pass.count(chunk), used = least(m, kLanes);
-  alignas(64) real sums[kLanes * kColumns + kPadding];
+  const int64 begin = pass.begin(chunk), m = pass.count(chunk), lanes = m > kLanes ? kLanes : kTree, used = least(m, lanes);
+  alignas(64) real sums[kSideBySide + kPadding], values[kTile + kPadding];
   const Place place(pass, row);
-  if (kMapExact && kReduceExact && ((pass.row_step(In) == 1) && ...)) {
-    // Where the next element's run follows, all of them up to the 64th are one.
-    const bool dense = pass.extent->element_dims == 1 && ((pass.element_step(In - 1) == width) && ...);
+  const bool regular = pass.extent->element_dims == 1, direct = kMapExact && kReduceExact;
+  auto at = [&](int64 element, int64 input) {
+    return place.at[input + 1] +
+           (regular ? element * pass.element_step(input) : pass.element_at(element, input));
+  };
+  if (direct && ((pass.row_step(In) == 1) && ...)) {
+    // Where the next element's run follows at once, all of them up to the 64th are one.
+    const bool dense = regular && ((pass.element_step(In - 1) == width) && ...);
     for (int64 i = 0, steps; i < m; i += steps) {
-      steps = dense ? least(m - i, kLanes) : 1;
-      const int64 here[] = {place.at[In] + pass.element_at(begin + i, In - 1)...};
-      const void* const from[] = {static_cast<const typename type_of<In>::type*>(pass.data[In]) + here[In - 1]...};
-      auto value = [&](int64 j) {
-        const real x[] = {static_cast<real>(static_cast<const typename type_of<In>::type*>(from[In - 1])[j])...};
-        real mapped;
-        compute_map(x, pass.scalars, &mapped);
-        return mapped;
-      };
-      real* sum = sums + i % kLanes * width;
-      const int64 n = steps * width;
-      if (i < kLanes)
-        for (int64 j = 0; j < n; ++j) sum[j] = value(j);
-      else
-        for (int64 j = 0; j < n; ++j) take(sum[j], value(j));
+      steps = dense ? least(m - i, lanes) : 1;
+      // Short runs far apart: the machine does not fetch them ahead by itself.
+      if (regular && !dense) (fetch_ahead<In>(pass, at(begin + i + kAhead, In - 1), width), ...);
+      const void* const from[] = {static_cast<const typename type_of<In>::type*>(pass.data[In]) + at(begin + i, In - 1)...};
+      take_run(sums + i % lanes * width, from, steps * width, i < lanes, pass.scalars, Inputs{});
     }
   } else {
-    real in[kInputs][kColumns], values[kColumns];
+    real in[kInputs][kTile];
     for (auto& block : in)
       for (real& x : block) x = 0;
     for (int64 i = 0; i < m; ++i) {
-      (copy(static_cast<const typename type_of<In>::type*>(pass.data[In]) + place.at[In] +
-                pass.element_at(begin + i, In - 1),
-            pass.row_step(In), width, in[In - 1]),
+      (copy(static_cast<const typename type_of<In>::type*>(pass.data[In]) + at(begin + i, In - 1), pass.row_step(In),
+            width, in[In - 1]),
        ...);
       compute_map_all(in[In - 1]..., values, whole_vectors(width), pass.scalars);
-      real* sum = sums + i % kLanes * width;
-      if (i < kLanes)
+      real* sum = sums + i % lanes * width;
+      if (i < lanes)
         for (int64 j = 0; j < width; ++j) sum[j] = values[j];
       else
         take_all(sum, values, width);
     }
   }
-  const auto joins = [&](int64 to, int64 from) { take_all(sums + to * width, sums + from * width, width); };
-  for (int64 l = kTree; l < used; ++l) joins(l % kTree, l);
-  for (int64 filled = least(m, kTree); filled > 1; filled = (filled + 1) / 2) {
-    for (int64 l = 0; l < filled / 2; ++l) {
-      joins(2 * l, 2 * l + 1);
-      for (int64 j = 0; j < width; ++j) sums[l * width + j] = sums[2 * l * width + j];
+  auto sum = [&](int64 lane) { return sums + lane * width; };
+  for (int64 l = kTree; l < used; ++l) take_all(sum(l % kTree), sum(l), width);
+  for (int64 filled = least(m, kTree); filled > 1; filled = (filled + 1) / 2)
+    for (int64 l = 0; l < (filled + 1) / 2; ++l) {
+      if (2 * l + 1 < filled) take_all(sum(2 * l), sum(2 * l + 1), width);
+      if (l > 0)
+        for (int64 j = 0; j < width; ++j) sum(l)[j] = sum(2 * l)[j];
     }
-    if (filled % 2)
-      for (int64 j = 0; j < width; ++j) sums[filled / 2 * width + j] = sums[(filled - 1) * width + j];
-  }
   put(pass, row * pass.extent->chunks + chunk, width, sums, pass.extent->chunks);
 }
 
-// Tasks: rows, or chunks of rows; by columns a chunk of up to 64 neighbours.
+// Whether rows are read one at a time: long ones, and others that are added up as they are read.
+static bool one_by_one(const Pass& pass) {
+  const int64 m = pass.extent->count;
+  return m > kLanes || (m > kTree && kMapExact && !(pass.variant & kCombine) && pass.adjacent(Inputs{}));
+}
+
+// Tasks: rows, or chunks of rows; by columns a chunk of neighbours.
 extern "C" __attribute__((visibility("default"))) void loop(void* const* data, const Rows* rows,
                                                             const Elements* elements, const Extent* extent,
                                                             const double* scalars, int64 variant, int64 begin,
                                                             int64 end) {
   Pass pass{data, rows, elements, extent, {}, variant};
   for (int64 k = 0; k < kScalars; ++k) pass.scalars[k] = static_cast<real>(scalars[k]);
-  if (!(variant & kByColumns)) return extent->count > kLanes ? long_rows(pass, begin, end) : short_rows(pass, begin, end, Inputs{});
-  const int64 size = pass.neighbours(), tiles = (size + kColumns - 1) / kColumns;
+  const int64 size = pass.neighbours(), tiles = (size + extent->columns - 1) / extent->columns;
+  if (!(variant & kByColumns))
+    return one_by_one(pass) ? long_rows(pass, begin, end) : short_rows(pass, begin, end, Inputs{});
   for (int64 task = begin; task < end; ++task) {
-    const int64 chunk = task % extent->chunks, tile = task / extent->chunks, first = tile % tiles * kColumns;
-    const int64 row = tile / tiles * size + first;
-    columns(pass, row, chunk, least(size - first, kColumns), Inputs{});
+    const int64 chunk = task % extent->chunks, tile = task / extent->chunks, first = tile % tiles * extent->columns;
+    columns(pass, tile / tiles * size + first, chunk, least(size - first, extent->columns), Inputs{});
   }
 }
