@@ -13,11 +13,11 @@ namespace {
 
 constexpr int kMaxInputs = 8;
 constexpr int kThreads = 256;
-constexpr int64_t kChunk = 1 << 15;  // elements; a multiple of what a block of threads takes at once
-constexpr int64_t kShort = 1 << 10;  // rows up to here are a warp's
+constexpr int64_t kChunk = 1 << 15;    // elements; a multiple of what a block of threads takes at once
+constexpr int64_t kShort = 1 << 10;    // rows up to here are a warp's
 constexpr int64_t kSideBySide = 4096;  // sums of neighbouring rows that a CPU task reads side by side
 constexpr int64_t kMostColumns = 512;
-constexpr int64_t kFewColumns = 128;   // elements of neighbouring rows: up to here they are read one row at a time
+constexpr int64_t kFewColumns = 32;  // elements of neighbouring rows: up to here they are read one row at a time
 
 // A variant is the sum of what holds; on the CPU it is an argument, and one function does all.
 enum Variant { columns = 1, partial = 2, combine = 4, brief = 8, vectors = 16 };

@@ -251,7 +251,9 @@ static void short_rows(const Pass& pass, int64 row, int64 end, Indices<In...>) {
         KIT_VECTOR_LOOP tree.one[r * width + i] = values[r * m + i];
     } else if (m > width) {
       for (int64 r = 0; r < rows; ++r) {
-        fold(values + r * m, m, tree.one + r * kTree);
+        real* sums = values + r * m;
+        if (m > kLanes) take_all(sums, sums + kLanes, m - kLanes);
+        fold(sums, least(m, kLanes), tree.one + r * kTree);
       }
     }
     put(pass, row, rows, tree.joined(rows, filled, width));
@@ -264,7 +266,8 @@ struct Sums {
   int64 filled = 0;
 
   // value(i) of i < m; m is a multiple of 64 but for the last time.
-  template <class Value>
+  // Masked: what a vector would read behind the last element is kept from it, which costs nothing for `real` alone.
+  template <bool Masked, class Value>
   void add(int64 m, Value value) {
     int64 first = 0;
     if (m >= kLanes && filled == 0) {
@@ -278,12 +281,15 @@ struct Sums {
         for (int64 l = 0; l < kLanes; ++l) take(sums[l], value(first + l));
       for (int64 l = 0; l < kLanes; ++l) at[l] = sums[l];
     }
-    for (real *sum = at, x[kVector]; first < m; first += kVector, sum += kVector) {
+    for (real x[kVector]; first < m; first += kVector) {
+      real* sum = at + first % kLanes;
       const int count = static_cast<int>(least(m - first, kVector));
       if (count == kVector) {
         KIT_VECTOR_LOOP x[i] = value(first + i);
-      } else {
+      } else if (Masked) {
         KIT_VECTOR_LOOP x[i] = static_cast<int>(i) < count ? value(first + i) : real(0);
+      } else {
+        for (int i = 0; i < count; ++i) x[i] = value(first + i);
       }
       if (filled)
         take_all(sum, x, count);
@@ -303,7 +309,7 @@ static void add_chunks(const Pass& pass, const Place& place, int64 chunk, int64 
     const int64 steps[] = {pass.row_step(In)...};
     for (int64 r = 0; r < rows; ++r) {
       Sums sums;
-      sums.add(m, [&](int64 i) {
+      sums.add<(is_real<typename type_of<In>::type> && ...)>(m, [&](int64 i) {
         const real x[] = {
             static_cast<real>(static_cast<const typename type_of<In>::type*>(first[In - 1])[r * steps[In - 1] + i])...};
         real value;
@@ -328,7 +334,7 @@ static void add_chunks(const Pass& pass, const Place& place, int64 chunk, int64 
           for (int64 i = count; i < whole_vectors(count); ++i) x[i] = x[count - 1];
         compute_map_all(in[In - 1]..., values, whole_vectors(count), pass.scalars);
       }
-      sums.add(count, [&](int64 i) { return values[i]; });
+      sums.add<true>(count, [&](int64 i) { return values[i]; });
     }
     fold(sums.at, sums.filled, to + r * width);
   }
@@ -420,10 +426,11 @@ static void columns(const Pass& pass, int64 row, int64 chunk, int64 width, Indic
   put(pass, row * pass.extent->chunks + chunk, width, sums, pass.extent->chunks);
 }
 
-// Whether rows are read one at a time: long ones, and others that are added up as they are read.
+// Whether rows are read one at a time: long ones, and those of whole vectors that are added up as they are read.
 static bool one_by_one(const Pass& pass) {
   const int64 m = pass.extent->count;
-  return m > kLanes || (m > kTree && kMapExact && !(pass.variant & kCombine) && pass.adjacent(Inputs{}));
+  const bool as_read = kMapExact && !(pass.variant & kCombine) && pass.adjacent(Inputs{});
+  return m > 2 * kLanes || (m > kTree && m % kVector == 0 && as_read);
 }
 
 // Tasks: rows, or chunks of rows; by columns a chunk of neighbours.
