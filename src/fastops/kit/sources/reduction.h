@@ -426,11 +426,14 @@ static void columns(const Pass& pass, int64 row, int64 chunk, int64 width, Indic
   put(pass, row * pass.extent->chunks + chunk, width, sums, pass.extent->chunks);
 }
 
-// Whether rows are read one at a time: long ones, and those of whole vectors that are added up as they are read.
-static bool one_by_one(const Pass& pass) {
+// Whether rows are read one at a time: long ones, and others that are added up as they are read, if that takes no
+// element apart from a vector, or masks it.
+template <int... In>
+static bool one_by_one(const Pass& pass, Indices<In...>) {
   const int64 m = pass.extent->count;
   const bool as_read = kMapExact && !(pass.variant & kCombine) && pass.adjacent(Inputs{});
-  return m > 2 * kLanes || (m > kTree && m % kVector == 0 && as_read);
+  const bool masked = m > kLanes && (is_real<typename type_of<In>::type> && ...);
+  return m > 2 * kLanes || (m > kTree && as_read && (m % kVector == 0 || masked));
 }
 
 // Tasks: rows, or chunks of rows; by columns a chunk of neighbours.
@@ -442,7 +445,7 @@ extern "C" __attribute__((visibility("default"))) void loop(void* const* data, c
   for (int64 k = 0; k < kScalars; ++k) pass.scalars[k] = static_cast<real>(scalars[k]);
   const int64 size = pass.neighbours(), tiles = (size + extent->columns - 1) / extent->columns;
   if (!(variant & kByColumns))
-    return one_by_one(pass) ? long_rows(pass, begin, end) : short_rows(pass, begin, end, Inputs{});
+    return one_by_one(pass, Inputs{}) ? long_rows(pass, begin, end) : short_rows(pass, begin, end, Inputs{});
   for (int64 task = begin; task < end; ++task) {
     const int64 chunk = task % extent->chunks, tile = task / extent->chunks, first = tile % tiles * extent->columns;
     columns(pass, tile / tiles * size + first, chunk, least(size - first, extent->columns), Inputs{});
