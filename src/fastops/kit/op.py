@@ -135,6 +135,8 @@ class Op:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs or len(args) != len(self.schema.arguments):
             args = self.schema.bind(args, kwargs)
+        if self.schema.numbers:
+            args = self.schema.plain(args)
         if self._parts.autocast:
             args = self._cast(args)
         result = self._call(*args)
