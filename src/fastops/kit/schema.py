@@ -27,6 +27,7 @@ def _unless_none(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
 _NUMBERS = _ONE | {f"List[{kind}]": _several(convert) for kind, convert in _ONE.items()}
 _NUMBERS |= {f"Optional[{kind}]": _unless_none(convert) for kind, convert in _NUMBERS.items()}
 
+_MOST_ARGUMENTS = 64  # of torch's dispatcher
 _TENSORS = ("Tensor", "Optional[Tensor]")
 
 
@@ -60,6 +61,9 @@ class Schema:
         self.arguments = tuple(a.name for a in parsed.arguments)
         if twice := [a for a in self.arguments if self.arguments.count(a) > 1]:
             raise KitError(f"[{self.name}] expected arguments with names of their own, got {twice[0]} twice")
+        if len(self.arguments) > _MOST_ARGUMENTS:
+            got = len(self.arguments)
+            raise KitError(f"[{self.name}] an op of torch's has at most {_MOST_ARGUMENTS} arguments, got {got}")
         self.types = dict(zip(self.arguments, types, strict=True))
         self.defaults = {a.name: a.default_value for a in parsed.arguments if a.has_default_value()}
         self.numbers = tuple((k, a, _NUMBERS[t]) for k, (a, t) in enumerate(self.types.items()) if t in _NUMBERS)
