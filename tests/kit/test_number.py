@@ -26,11 +26,11 @@ scale = kit.op(
 TWO = [np.float16(2), np.float32(2), np.float64(2), np.int8(2), np.int64(2), np.array(2), np.array(2.0), Fraction(2)]
 ONE = [np.int8(1), np.int64(1), np.uint8(1), np.bool_(True), np.array(1), True]
 NONE = [torch.tensor(2.0), "2", b"2", 2j, np.complex64(2), np.array(2j), np.array([2.0]), [2], object()]
-HALF = np.float32(0.5)
+HALF, BY, TIMES = np.float32(0.5), np.float32(1.5), np.int64(2)
 
 
 @kit.elementwise
-def shifted(x, *, by=np.float32(1.5), times=np.int64(2)):  # type: ignore[no-untyped-def]
+def shifted(x, *, by=BY, times=TIMES):  # type: ignore[no-untyped-def]
     return x * times + by + HALF
 
 
@@ -47,7 +47,8 @@ def test_reals(value: Any) -> None:
 @pytest.mark.parametrize("value", ONE, ids=lambda v: f"{type(v).__name__}{getattr(v, 'dtype', '')}")
 def test_integers(value: Any) -> None:
     x = torch.rand(3, 4)
-    assert integer(value) == 1 and isinstance(integer(value), int)
+    assert integer(value) == 1
+    assert isinstance(integer(value), int)
     for dim in (value, (value,), [value]):
         assert torch.equal(power(x, dim=dim), power(x, dim=1))
     assert torch.equal(scale(x, 2.0, value, more=[value]), scale(x, 2.0, 1, more=[1]))

@@ -1,4 +1,4 @@
-"""A row's result in kit.reduction: the same bits however it lies in memory and whatever lies beside it, and torch's NaN."""
+"""A row's result in kit.reduction: the same bits wherever it lies and whatever lies beside it, and torch's NaN."""
 
 from __future__ import annotations
 
