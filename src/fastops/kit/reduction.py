@@ -68,6 +68,7 @@ class Reduce:
         self._definition = definition
         self.name = self.__name__ = signature.name
         self.tensors, self.scalars = signature.tensors, dict(signature.scalars)
+        self._defaults = tuple(self.scalars.values())
         self._program = program = reduction_program(self.name, signature, nodes, identity)
         self.content_hash = program.op
         taken = (*self.tensors, *self.scalars)
@@ -84,9 +85,10 @@ class Reduce:
     ) -> Tensor:
         if len(tensors) != len(self.tensors):
             raise wrong_count(self.name, self.tensors, tensors, self.scalars, scalars)
-        values = scalar_values(self.name, self.scalars, scalars)
-        dims = _dims(self.name, dim)
-        keepdim = named(self.name, "keepdim", truth, keepdim)
+        values = scalar_values(self.name, self.scalars, scalars) if scalars else self._defaults
+        dims = [dim] if type(dim) is int and not _compiling() else _dims(self.name, dim)
+        if keepdim is not False and keepdim is not True:
+            keepdim = named(self.name, "keepdim", truth, keepdim)
         try:
             if self._apart and _takes_the_sum_apart(tensors):
                 return self._apart(tensors, values, dims, keepdim)
