@@ -13,9 +13,11 @@ namespace {
 
 constexpr int kMaxInputs = 8;
 constexpr int kThreads = 256;
-constexpr int64_t kChunk = 1 << 15;  // elements; a multiple of what a block of threads takes at once
-constexpr int64_t kShort = 1 << 10;  // rows up to here are a warp's
-constexpr int64_t kCpuColumns = 64;  // neighbouring rows that a CPU task takes together
+constexpr int64_t kChunk = 1 << 15;    // elements; a multiple of what a block of threads takes at once
+constexpr int64_t kShort = 1 << 10;    // rows up to here are a warp's
+constexpr int64_t kSideBySide = 4096;  // sums of neighbouring rows that a CPU task reads side by side
+constexpr int64_t kMostColumns = 512;
+constexpr int64_t kFewColumns = 32;  // elements of neighbouring rows: up to here they are read one row at a time
 
 // A variant is the sum of what holds; on the CPU it is an argument, and one function does all.
 enum Variant { columns = 1, partial = 2, combine = 4, brief = 8, vectors = 16 };
@@ -30,6 +32,7 @@ struct Extent {
   int64_t rows, n;               // n: elements of a row
   int64_t count, chunk, chunks;  // what this pass reads of a row, in chunks
   int64_t row_dims, element_dims;
+  int64_t columns = 0;  // neighbouring rows that a CPU task reads side by side
 };
 
 using Loop = void(void* const* data, const Index* rows, const Index* elements, const Extent*, const double* scalars,
@@ -105,13 +108,25 @@ bool in_columns(const Work& work) {
   return along != 1 && along != 0 && (e.row_dims == 0 || std::abs(work.rows.strides[1][0]) < std::abs(along));
 }
 
+// The same on the CPU. It changes no result.
+bool in_cpu_columns(const Work& work) {
+  const Extent& e = work.extent;
+  return e.row_dims > 0 && work.rows.sizes[0] * e.count >= kFewColumns && in_columns(work);
+}
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-void run_cpu(const Call& call, const Work& work, uint64_t kernel, int64_t variant) {
+void run_cpu(const Call& call, Work& work, uint64_t kernel, int64_t variant) {
   auto* loop = reinterpret_cast<Loop*>(kernel);
-  const Extent& e = work.extent;
-  const int64_t together = variant & columns ? kCpuColumns : 1;
-  run_on_threads(ceil_div(e.rows, together) * e.chunks, together * std::min(e.count, e.chunk) * size_of(call.dtype),
+  Extent& e = work.extent;
+  int64_t tasks = e.rows * e.chunks, rows_a_task = 1;
+  if (variant & columns) {
+    const int64_t size = work.rows.sizes[0];
+    const int64_t sums = e.count > 64 ? 64 : 16;  // of a row
+    e.columns = rows_a_task = std::min({size, kMostColumns, kSideBySide / std::min(e.count, sums)});
+    tasks = e.rows / size * ceil_div(size, e.columns) * e.chunks;
+  }
+  run_on_threads(tasks, rows_a_task * std::min(e.count, e.chunk) * size_of(call.dtype),
                  [&](int64_t begin, int64_t end) {
                    loop(work.data, &work.rows, &work.elements, &e, call.scalars, variant, begin, end);
                  });
@@ -162,7 +177,7 @@ std::optional<Tensor> run(Call& call, const std::vector<int64_t>& dims, bool kee
   e.chunk = kChunk;
   e.chunks = ceil_div(e.n, kChunk);
 
-  int variant = in_columns(work) ? columns : 0;
+  int variant = (call.device < 0 ? in_cpu_columns(work) : in_columns(work)) ? columns : 0;
   if (call.device >= 0 && !variant) {
     if (e.n <= kShort) variant |= brief;
     if (in_vectors(call, work)) variant |= vectors;

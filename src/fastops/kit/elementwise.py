@@ -18,6 +18,7 @@ from . import expression
 from .errors import ExpressionError
 from .expression import Node
 from .layouts import special
+from .number import named, real
 from .pointwise import Pointwise, pointwise
 from .program import Kernels, explained, prepared
 from .source import POINTWISE
@@ -287,15 +288,19 @@ def check_tensors(op: str, names: Sequence[str], tensors: Sequence[Any]) -> None
 
 
 def scalar_values(op: str, defaults: dict[str, float], given: dict[str, float]) -> tuple[float, ...]:
-    for name, value in given.items():
+    for name in given:
         if name not in defaults:
             expected = ", ".join(defaults) or "none"
             raise TypeError(f"[{op}] takes no scalar {name}; expected: {expected}")
-        if not isinstance(value, (int, float, torch.SymFloat, torch.SymInt)):
-            raise TypeError(f"[{op}] {name} must be a number, got {type(value).__name__}")
-        if type(value) is int and abs(value) > sys.float_info.max:
-            raise TypeError(f"[{op}] {name} must fit float64, got an integer of {value.bit_length()} bits")
-    return tuple(given.get(name, default) for name, default in defaults.items())
+    numbers = {name: named(op, name, _fitting, value) for name, value in given.items()}
+    return tuple([numbers.get(name, default) for name, default in defaults.items()])
+
+
+def _fitting(value: Any) -> Any:
+    value = real(value)
+    if type(value) is int and not _compiling() and value.bit_length() > sys.float_info.max_exp:
+        raise TypeError(f"must fit float64, got an integer of {value.bit_length()} bits")
+    return value
 
 
 def elementwise(

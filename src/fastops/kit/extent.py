@@ -6,7 +6,10 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from .errors import KitError
+from .number import integer
 
 _LONGEST = 1000  # characters; also what keeps the parser's recursion small
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -61,13 +64,22 @@ class Launch:
         self, what: str, extents: Sequence[Callable[..., int]], most: Sequence[int], arguments: Sequence[Any]
     ) -> tuple[int, ...]:
         try:
-            sizes = tuple(size(*arguments) for size in extents)
+            given = [_exact(x) for x in arguments]
+            sizes = tuple(_exact(size(*given)) for size in extents)
         except (ArithmeticError, AttributeError, IndexError, TypeError) as error:
             raise KitError(f"[{self.name}] {what} cannot be computed: {type(error).__name__}: {error}") from error
         for size, limit in zip(sizes, most, strict=True):
             if not isinstance(size, int) or not 0 <= size <= limit:
                 raise KitError(f"[{self.name}] {what} must be integers from 0 to {list(most)}, got {list(sizes)}")
         return sizes
+
+
+def _exact(x: Any) -> Any:
+    """An integer of NumPy's as Python's, which does not overflow; all else as it is."""
+    try:
+        return x if type(x) in (int, Tensor) else integer(x)
+    except TypeError:
+        return x
 
 
 def _extents(what: str, given: Any, names: Sequence[str], where: str) -> tuple[Callable[..., int], ...]:
@@ -88,10 +100,13 @@ def as_function(what: Size, names: Sequence[str], where: str) -> Callable[..., i
     """
     if callable(what):
         return what
-    if isinstance(what, int):
-        return lambda *arguments: what
     if not isinstance(what, str):
-        raise KitError(f"[{where}] a size must be an integer, an expression or a callable, got {type(what).__name__}")
+        try:
+            size = integer(what)
+        except TypeError:
+            got = type(what).__name__
+            raise KitError(f"[{where}] a size must be an integer, an expression or a callable, got {got}") from None
+        return lambda *arguments: size
     try:
         if len(what) > _LONGEST:
             raise ValueError(f"longer than {_LONGEST} characters")

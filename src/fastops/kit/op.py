@@ -140,6 +140,8 @@ class Op:
             args = self.schema.bind(args, kwargs)
         if self.schema.lengths:
             args = self.schema.with_lists(args)
+        if self.schema.numbers:
+            args = self.schema.plain(args)
         if self._parts.autocast:
             args = self._cast(args)
         result = self._call(*args)

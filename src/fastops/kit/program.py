@@ -11,6 +11,7 @@ import hashlib
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -24,6 +25,8 @@ from .errors import KitError, NoCompiler
 
 SPACE = "fastops_kit"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # in the order of cpp/core/dtype.h
+
+MOST_ARGUMENTS = 64  # of an op of torch's
 
 _library = torch.library.Library(SPACE, "FRAGMENT")
 _programs: dict[int, Program] = {}
@@ -44,10 +47,26 @@ def _for_cpp(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+class Undispatched:
+    """A function in the place of an op of torch's, as far as :class:`Differentiable` asks."""
+
+    def __init__(self, function: Callable[..., Any], outputs: int) -> None:
+        self._op = self._function = function
+        self._schema = SimpleNamespace(arguments=(), returns=(None,) * outputs)
+
+    @property
+    def overloadpacket(self) -> Undispatched:
+        return self
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self._function(*inputs)
+
+
 class Program:
     """An op of torch's, ``raw``, whose kernels are compiled at the first call for their dtypes, device and variant.
 
-    One with more tensors or scalars than kernels take, as high derivatives have, runs the reference.
+    One with more tensors or scalars than kernels take, as high derivatives have, runs the reference. With more
+    arguments than torch's dispatcher takes, it is no op of torch's: ``raw`` is the reference itself.
 
     Args:
         name: for people.
@@ -74,7 +93,11 @@ class Program:
         if self.fits:
             self.number = _C.kit_define(name, f"{qualified}_reference", list(tensors), len(scalars), outputs)
             _programs[self.number] = self
-        arguments = [f"Tensor {t}" for t in tensors] + [f"float {s}" for s in scalars] + ([more] if more else [])
+        arguments = [f"Tensor {t}" for t in tensors] + [f"float {s}" for s in scalars]
+        arguments += more.split(", ") if more else []
+        self.raw: Any = Undispatched(self.reference, outputs)
+        if len(arguments) >= MOST_ARGUMENTS:  # and one more for the number
+            return
         results = "Tensor" if outputs == 1 else f"({', '.join(['Tensor'] * outputs)})"
         for op, reference in ((self.op, self.reference), (f"{self.op}_reference", _for_cpp(self.reference))):
             _library.define(f"{op}({', '.join(arguments)}, *, int program={self.number}) -> {results}")

@@ -22,6 +22,7 @@ from .elementwise import (
 )
 from .errors import ExpressionError
 from .expression import Node
+from .number import integer, named, real, truth
 from .program import Kernels, explained, prepared
 from .reduction_gradient import Gradient, SumApart, differentiable_reduction
 from .reduction_program import known, normalised, reduction_program
@@ -31,12 +32,26 @@ _compiling = torch.compiler.is_dynamo_compiling
 _MOST_TENSORS = 8  # kMaxInputs of cpp/kit/reduction.cpp
 
 
+_MOST_DIMS = 64  # torch's own limit
+
+
 def _dims(op: str, dim: Any) -> list[int]:
     dims = [] if dim is None else [*dim] if isinstance(dim, (tuple, list)) else [dim]
-    for d in dims:
-        if not isinstance(d, (int, torch.SymInt)):
-            raise TypeError(f"[{op}] dim must be an integer or several, got {d!r}")
-    return dims
+    try:
+        dims = [integer(d) for d in dims]
+    except TypeError:
+        raise TypeError(f"[{op}] dim must be an integer or several, got {dim!r}") from None
+    return [_constant(d) for d in dims] if _compiling() else dims
+
+
+def _constant(d: int) -> int:
+    """``d`` as a number of the graph's, of which there is one for each: at a second value Dynamo makes it a symbol."""
+    for k in range(_MOST_DIMS):
+        if d == k:
+            return k
+        if d == -k - 1:
+            return -k - 1
+    return d
 
 
 class Reduce:
@@ -53,6 +68,7 @@ class Reduce:
         self._definition = definition
         self.name = self.__name__ = signature.name
         self.tensors, self.scalars = signature.tensors, dict(signature.scalars)
+        self._defaults = tuple(self.scalars.values())
         self._program = program = reduction_program(self.name, signature, nodes, identity)
         self.content_hash = program.op
         taken = (*self.tensors, *self.scalars)
@@ -69,10 +85,10 @@ class Reduce:
     ) -> Tensor:
         if len(tensors) != len(self.tensors):
             raise wrong_count(self.name, self.tensors, tensors, self.scalars, scalars)
-        values = scalar_values(self.name, self.scalars, scalars)
-        dims = _dims(self.name, dim)
-        if not isinstance(keepdim, bool):
-            raise TypeError(f"[{self.name}] keepdim must be a bool, got {type(keepdim).__name__}")
+        values = scalar_values(self.name, self.scalars, scalars) if scalars else self._defaults
+        dims = [dim] if type(dim) is int and not _compiling() else _dims(self.name, dim)
+        if keepdim is not False and keepdim is not True:
+            keepdim = named(self.name, "keepdim", truth, keepdim)
         try:
             if self._apart and _takes_the_sum_apart(tensors):
                 return self._apart(tensors, values, dims, keepdim)
@@ -176,8 +192,8 @@ def reduction(
             raise ExpressionError(f"[{parsed.name}] {name} has a meaning in reductions: choose another name")
     if len(parsed.tensors) > _MOST_TENSORS:
         raise ExpressionError(f"[{parsed.name}] expected at most {_MOST_TENSORS} tensors, got {len(parsed.tensors)}")
-    if identity is not None and not isinstance(identity, (int, float)):
-        raise TypeError(f"[{parsed.name}] identity must be a number, got {type(identity).__name__}")
+    if identity is not None:
+        identity = named(parsed.name, "identity", real, identity)
     if map is None:
         if len(parsed.tensors) > 1:
             raise ExpressionError(f"[{parsed.name}] map= is needed for several tensors: {', '.join(parsed.tensors)}")

@@ -94,7 +94,7 @@ class Reduction(Program):
         return tensors[0].new_empty(_reduced(shape, dims, keepdim), dtype=_result_dtype(tensors, wide))
 
     def cpp(self, dtypes: Sequence[int]) -> str:
-        return source.cpp(["rows.h", "reduction.h"], self.parts, dtypes)
+        return source.cpp(["rows.h", "sums.h", "reduction.h"], self.parts, dtypes)
 
     def cuda(self, dtypes: Sequence[int], variant: int) -> str:
         return source.cuda(["rows.h", "reduction.cuh"], self.parts, dtypes, variant)

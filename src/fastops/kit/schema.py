@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .errors import KitError
+from .number import integer, named, real, truth
 
 # How a schema writes torch's types, by their kind.
 _WRITTEN = {
@@ -27,6 +29,23 @@ _WRITTEN = {
 }
 # Where torch parses a name to a number, of which kind the name is.
 _NAMED = {"ScalarType": torch.dtype, "Layout": torch.layout, "MemoryFormat": torch.memory_format}
+
+_ONE = {"int": integer, "float": real, "bool": truth}
+
+
+def _several(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda values: [convert(x) for x in values] if isinstance(values, (tuple, list)) else values
+
+
+def _unless_none(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else convert(value)
+
+
+# How an argument of a type is made a number of Python's, or a list of such.
+_NUMBERS = _ONE | {f"List[{kind}]": _several(convert) for kind, convert in _ONE.items()}
+_NUMBERS |= {f"Optional[{kind}]": _unless_none(convert) for kind, convert in _NUMBERS.items()}
+
+_MOST_ARGUMENTS = 64  # of torch's dispatcher
 _TENSORS = ("Tensor", "Optional[Tensor]")
 
 
@@ -62,10 +81,14 @@ class Schema:
         self.arguments = tuple(a.name for a in parsed.arguments)
         if twice := [a for a in self.arguments if self.arguments.count(a) > 1]:
             raise KitError(f"[{self.name}] expected arguments with names of their own, got {twice[0]} twice")
+        if len(self.arguments) > _MOST_ARGUMENTS:
+            got = len(self.arguments)
+            raise KitError(f"[{self.name}] an op of torch's has at most {_MOST_ARGUMENTS} arguments, got {got}")
         self.types = dict(zip(self.arguments, types, strict=True))
         # Lists of a length, for which torch takes one number too.
         self.lengths = {k: a.N for k, a in enumerate(parsed.arguments) if a.N}
         self.defaults = {a.name: _default(a) for a in parsed.arguments if a.has_default_value()}
+        self.numbers = tuple((k, a, _NUMBERS[t]) for k, (a, t) in enumerate(self.types.items()) if t in _NUMBERS)
         self.tensors = tuple(k for k, t in enumerate(types) if t in _TENSORS)
         several = len(parsed.returns) > 1
         self.outputs = tuple(r.name or (f"out{k}" if several else "out") for k, r in enumerate(parsed.returns))
@@ -106,6 +129,14 @@ class Schema:
         if missing := [name for name in rest if name not in kwargs and name not in self.defaults]:
             raise TypeError(f"[{self.name}] expected an argument {missing[0]}, got none")
         return *args, *(kwargs[name] if name in kwargs else self.defaults[name] for name in rest)
+
+    def plain(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """With Python's numbers for NumPy's and others."""
+        result = list(args)
+        for k, name, convert in self.numbers:
+            if type(args[k]) not in (int, float, bool):
+                result[k] = named(self.name, name, convert, args[k])
+        return tuple(result)
 
 
 def _default(argument: Any) -> Any:

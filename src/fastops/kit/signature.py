@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from .errors import KitError
 from .layouts import special, without_memory
+from .number import integer, real
 from .source import text_of
 
 _BEFORE = "".join(f'#line 1 "{name}"\n{text_of(name)}' for name in ("types.h", "kernel.h"))
@@ -166,13 +166,12 @@ class Signature:
             )
 
     def _check_number(self, parameter: Parameter, value: Any) -> None:
-        floating = parameter.variable or _BY_WORD[parameter.type] in _FLOATING
-        if isinstance(value, Tensor) or not hasattr(value, "__float__" if floating else "__index__"):
-            kind = type(value).__name__
-            raise KitError(
-                f"[{self.name}] {parameter.name} must be {'a number' if floating else 'an integer'}, got {kind}"
-                f"{' (use .item(), which waits for the device)' if isinstance(value, Tensor) else ''}"
-            )
+        convert = real if parameter.variable or _BY_WORD[parameter.type] in _FLOATING else integer
+        try:
+            convert(value)
+        except TypeError as error:
+            hint = " (use .item(), which waits for the device)" if isinstance(value, Tensor) else ""
+            raise KitError(f"[{self.name}] {parameter.name} {error}{hint}") from None
 
     def types(self, dtypes: Sequence[torch.dtype]) -> dict[str, torch.dtype]:
         """The type variables with these dtypes."""
@@ -300,4 +299,4 @@ def _number(dtype: torch.dtype) -> Callable[[Any], Any]:
         return lambda value: torch.tensor(float(value), dtype=dtype).view(torch.uint16).item()
     if dtype in _FLOATING:
         return float
-    return bool if dtype == torch.bool else operator.index
+    return bool if dtype == torch.bool else integer

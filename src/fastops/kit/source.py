@@ -48,15 +48,27 @@ class Function(NamedTuple):
             + "\n}\n"
         )
 
+    @property
+    def exact(self) -> bool:
+        """Whether a vector's results are a scalar's, to the last bit."""
+        return not any(map(expression.calls_vector_library, self.nodes))
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is its first tensor as it stands."""
+        return [repr(node) for node in self.nodes] == [self.tensors[0]]
+
     def loop(self, real: str) -> str:
         """``name_all(in..., out..., n, scalars)`` over arrays that do not overlap, for the CPU to vectorise.
 
-        ``n`` is a multiple of ``kVector``, and what is computed of an element does not depend on its place.
+        ``n`` is a multiple of ``kVector``, and what is computed of an element does not depend on its place. There is
+        one of it, unless it is exact: inlined, it might be vectorised differently from place to place.
         """
+        once = "" if self.exact else "__attribute__((noinline)) "
         pointers = [f"const {real}* __restrict kit_in_{k}" for k in range(len(self.tensors))]
         pointers += [f"{real}* __restrict kit_out_{k}" for k in range(len(self.nodes))]
         return (
-            f"static void {self.name}_all({', '.join(pointers)}, int64 kit_n, const {real}* kit_scalars) {{\n"
+            f"static {once}void {self.name}_all({', '.join(pointers)}, int64 kit_n, const {real}* kit_scalars) {{\n"
             + _constants(real, self.scalars, "kit_scalars[{}]")
             + "for (int64 kit_i = 0; kit_i < kit_n / kVector * kVector; ++kit_i) {\n"
             + _constants(real, self.tensors, "kit_in_{}[kit_i]")
@@ -139,16 +151,23 @@ def cuda(
 
 
 def cpp(files: Sequence[str], functions: Sequence[Function], dtypes: Sequence[int]) -> str:
-    """The same for the CPU: a function ``loop``, for all variants. The first function is computed of whole arrays."""
+    """The same for the CPU: a function ``loop``, for all variants. Reductions have each function in both forms."""
     real = real_of(dtypes)
+    reduces = len(functions) > 1
+    facts = ""
+    if reduces:
+        mapped, reduced, post = functions
+        exact = f"kMapExact = {mapped.exact:d}, kReduceExact = {reduced.exact:d}"
+        facts = f"enum {{ {exact}, kMapIsInput = {mapped.plain:d}, kPostIsSum = {post.plain:d} }};\n"
     return "".join(
         [
             text_of("types.h"),
             text_of("cpu.h"),
             _operands(functions[0], dtypes),
             expression.PRELUDE_CPP,
-            functions[0].loop(real),
-            *(f.text(real) for f in functions[1:]),
+            facts,
+            *(f.loop(real) for f in functions),
+            *(f.text(real) for f in functions if reduces),
             *map(text_of, files),
         ]
     )

@@ -10,7 +10,7 @@ from .from_function import from_function
 from .nodes import Node, names
 from .parse import parse
 from .place import brief
-from .prelude import CPP_OPTIONS, PRELUDE_CPP, PRELUDE_CUDA
+from .prelude import CPP_OPTIONS, PRELUDE_CPP, PRELUDE_CUDA, calls_vector_library
 from .signature import Signature, parse_signature
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Node",
     "Signature",
     "brief",
+    "calls_vector_library",
     "cast",
     "chain",
     "derivative",

@@ -19,6 +19,9 @@ def evaluate(nodes: Sequence[Node], values: Mapping[str, Tensor | float]) -> tup
     return torch_function(tuple(nodes), tuple(values))(*values.values())
 
 
+_compiling = torch.compiler.is_dynamo_compiling
+
+
 @functools.lru_cache(maxsize=1024)
 def torch_function(nodes: tuple[Node, ...], parameters: tuple[str, ...]) -> Callable[..., tuple[Tensor, ...]]:
     """``nodes`` as a Python function of ``parameters``, tensors or floats, that calls torch's functions.
@@ -52,7 +55,14 @@ def torch_function(nodes: tuple[Node, ...], parameters: tuple[str, ...]) -> Call
                 value = math.copysign(math.inf, value)
             return torch.full((), value, dtype=dtype, device=device)
 
-        operands = [cast(x, dtype) if isinstance(x, Tensor) else number(x) for x in values]
+        def scalar(value: float) -> Tensor:
+            if not _compiling():
+                return number(value)
+            # No question is asked of the value, which may be a symbol: the answer would be a guard, and each value a
+            # graph. A product is what Inductor knows how to compute of one.
+            return (torch.ones((), dtype=torch.float64, device=device) * value).to(dtype)
+
+        operands = [cast(x, dtype) if isinstance(x, Tensor) else scalar(x) for x in values]
         return function(number, *operands)
 
     return call

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import ExpressionError
+from ..number import real
 from ..outside import bound
 from .nodes import Node, as_real, call, name, number
 from .parse import call_by_name, is_random, unknown_function
@@ -73,7 +74,8 @@ def from_function(function: Callable[..., Any]) -> tuple[Signature, tuple[Node, 
     if not found or (op == "<lambda>" and len(found) > 1):
         raise ExpressionError(f"[{op}] no function can be read from this source; write it as text or by def:\n{source}")
     op = "kit" if op == "<lambda>" else op
-    reader = _Reader(op, source, outside)
+    defaults = {p.name: p.default for p in inspect.signature(function).parameters.values()}
+    reader = _Reader(op, source, outside, defaults)
     try:
         return reader.function(found[0])
     except RecursionError:
@@ -81,10 +83,11 @@ def from_function(function: Callable[..., Any]) -> tuple[Signature, tuple[Node, 
 
 
 class _Reader:
-    def __init__(self, op: str, source: str, outside: Mapping[str, Any]) -> None:
+    def __init__(self, op: str, source: str, outside: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         self.op = op
         self.source = source
         self.outside = outside
+        self.defaults = defaults
         self.statements = 0
 
     def error(self, message: str, node: ast.AST) -> ExpressionError:
@@ -121,17 +124,16 @@ class _Reader:
                     raise self.error(f"the scalar {argument.arg!r} needs a default: {argument.arg}=1.0", argument)
                 tensors.append(argument.arg)
             else:
-                scalars[argument.arg] = self.constant(default)
+                scalars[argument.arg] = self.default(argument.arg, default)
         if not tensors:
             raise self.error("expected at least one argument without a default: a tensor", definition)
         return Signature(self.op, tuple(tensors), scalars)
 
-    def constant(self, default: ast.expr) -> float:
-        node = self.expression(default, {})
-        value = getattr(node, "value", None)
-        if not isinstance(value, float):
-            raise self.error("the default must be a number", default)
-        return value
+    def default(self, name: str, place: ast.expr) -> float:
+        try:
+            return float(real(self.defaults[name]))
+        except (TypeError, OverflowError):
+            raise self.error("the default must be a number", place) from None
 
     def block(self, body: list[ast.stmt], values: dict[str, Node]) -> tuple[Node, ...] | None:
         """What these statements return, None if they return nothing; ``values`` gets what they assign."""
@@ -191,9 +193,10 @@ class _Reader:
             return values[x.id]
         if isinstance(x, (ast.Name, ast.Attribute, ast.Constant)):
             outside = x.value if isinstance(x, ast.Constant) else self.resolved(x, values)
-            if isinstance(outside, (int, float)):
-                return number(float(outside))
-            raise self.error(f"expected a number, got {outside!r}", x)
+            try:
+                return number(float(real(outside)))
+            except (TypeError, OverflowError):
+                raise self.error(f"expected a number, got {outside!r}", x) from None
         if isinstance(x, ast.BinOp):
             operator = self.operator(x.op, x)
             return call(operator, self.expression(x.left, values), self.expression(x.right, values))

@@ -253,8 +253,8 @@ def _extreme(beaten: str) -> Rule:
     return tangent
 
 
-_row("min", 2, "torch.minimum({0}, {1})", "{0} < {1} || {0} != {0} ? {0} : {1}", _extreme(">"))
-_row("max", 2, "torch.maximum({0}, {1})", "{0} > {1} || {0} != {0} ? {0} : {1}", _extreme("<"))
+_row("min", 2, "torch.minimum({0}, {1})", "{0} != {0} ? {0} : {0} < {1} ? {0} : {1}", _extreme(">"))
+_row("max", 2, "torch.maximum({0}, {1})", "{0} != {0} ? {0} : {0} > {1} ? {0} : {1}", _extreme("<"))
 
 
 def _first_if(comparison: str) -> Rule:

@@ -6,6 +6,7 @@ import platform
 import re
 
 from .functions import FUNCTIONS
+from .nodes import Apply, Node, postorder
 
 # The C library's functions in the table, with how many arguments they take.
 _LIBRARY = {
@@ -42,6 +43,13 @@ _IN_LIBMVEC = {
         *("log10", "log1p", "log2", "sinh", "tan", "tanh"),
     },
 }
+
+_VECTORISED = re.compile(rf"\b({'|'.join(sorted(set().union(*_IN_LIBMVEC.values())))})\{{f\}}\(")
+
+
+def calls_vector_library(node: Node) -> bool:
+    """Whether one of its functions has a form for vectors, whose last bits are not the scalar's."""
+    return any(isinstance(x, Apply) and bool(_VECTORISED.search(x.function.c)) for x in postorder([node]))
 
 
 def _declaration(function: str, arity: int) -> str:
