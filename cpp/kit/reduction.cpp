@@ -1,7 +1,7 @@
 // Reductions that are defined at run time. What is compiled for them is in src/fastops/kit/sources.
 //
 // Each output is a row of n elements, split into chunks of one length. The order of a row's sum depends on n and on how
-// the row lies in memory; not on the number of rows, of threads or of multiprocessors.
+// the row lies in memory, on the CPU on n alone; not on the number of rows, of threads or of multiprocessors.
 #include <cstdint>
 
 #include "core/pointwise_edge.h"

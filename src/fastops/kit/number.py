@@ -26,7 +26,7 @@ def real(value: Any) -> Any:
     if isinstance(value, _UNREADABLE) or _kind(value) not in "biuf":
         raise _error("a number", value)
     if isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real):
-        raise _error("a real number", value)
+        raise _error("a number", value)
     try:
         return float(value) if hasattr(value, "__float__") and _kind(value) not in ("i", "u") else operator.index(value)
     except (TypeError, ValueError):
