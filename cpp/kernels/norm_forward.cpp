@@ -66,8 +66,8 @@ template <class A>
 constexpr int64_t kBlock = 16384 / sizeof(A);
 
 // The next rows are fetched while these are written. That is in the way of rows from kCachedRowBytes on in inputs of up to
-// kCachedBytes, which are taken to be in the caches; long ones of these go together, so that parameters stay in L1 for all.
-constexpr int64_t kCachedBytes = 8 << 20, kCachedRowBytes = 2048, kLongRows = 4;
+// kCachedBytes; long ones of these go together, so that parameters stay in L1 for all.
+constexpr int64_t kCachedRowBytes = 2048, kLongRows = 4;
 
 template <class T, bool Layer>
 struct Forward {
