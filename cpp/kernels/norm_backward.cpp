@@ -137,7 +137,7 @@ struct Backward {
       for (int k = 0; k < Units; ++k) {
         U v = product(g[k], weights[k]);
         if constexpr (Layer) v = v - mean_g;
-        v = product(v - h[k] * mean_gh, rstd);
+        v = product(v - product(h[k], mean_gh), rstd);
         if (grad_sum) v = v + load(grad_sum + j + k * N, part);
         put<Stream>(grad_input + j + k * N, part, v);
       }
@@ -202,7 +202,7 @@ struct Backward {
         if (!writes) continue;
         U v = product(g, weights);
         if constexpr (Layer) v = v - mean_g[k];
-        v = product(v - h * mean_gh[k], rstd[k]);
+        v = product(v - product(h, mean_gh[k]), rstd[k]);
         if (adds) v = v + load(grad_sum[k] + i, part);
         put<Stream>(grad_input[k] + i, part, v);
       }
