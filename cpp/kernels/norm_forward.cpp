@@ -107,10 +107,12 @@ struct Forward {
   // The lanes' sums of the first `count` elements from j on, of what is normalised, also before the sum is there.
   FASTOPS_INLINE V sample(int64_t row, int64_t j, int64_t count) const {
     const T *from = input(row, j), *other = residual(row, j);
-    return sum_units<T, 1>(count, [&](int64_t i, auto part, U* s) {
-      s[0] = load(from + i, part);
-      if (a.residual) s[0] = rounded<T>(s[0] + load(other + i, part));
-    }).values[0];
+    return sum_units<T, 1>(count,
+                           [&](int64_t i, auto part, U* s) {
+                             s[0] = load(from + i, part);
+                             if (a.residual) s[0] = rounded<T>(s[0] + load(other + i, part));
+                           })
+        .values[0];
   }
   static FASTOPS_INLINE int64_t sampled(int64_t count) { return count < kSample ? count : kSample; }
 
