@@ -3,7 +3,8 @@
 //   grad_weight = sum over rows of grad·h,   grad_bias = of grad
 //
 // A first pass has a row's means; the second goes by columns through several rows, so that the sums over rows stay in
-// registers meanwhile. g is a rounded product in both: a fused one would differ from its own mean in rows of one.
+// registers meanwhile, or a row at a time, as memory has them. g is a rounded product in both: a fused one would differ from
+// its own mean in rows of one.
 #include "kernels/norm_rows.h"
 
 namespace fastops::FASTOPS_ISA {
@@ -63,8 +64,9 @@ struct Backward {
     }
   }
 
-  // The sums of g·(x - mean), for rms of g·x, and of g over columns [j, j + count), a lane for each row. Compiled once, as write_columns
-  // is, so that products fuse into sums in one way whoever calls.
+  // The sums of g·(x - mean), for rms of g·x, and of g over columns [j, j + count), a lane for each row. Asks for the lines
+  // of the output, for stores that miss the caches wait for each other. Compiled once, as write_columns is, so that products
+  // fuse into sums in one way whoever calls.
   template <class P>
   __attribute__((noinline)) void sum_columns(const Block& block, int64_t j, int64_t count, const P* w,
                                              A (*found)[W]) const {
@@ -156,7 +158,8 @@ struct Backward {
     return N >= kLine || i % kLine == 0;
   }
 
-  // Rows [first_row, first_row + R) of a block, each from its first column to its last; what they add to `sums`.
+  // Rows [first_row, first_row + R) of a block, each from its first column to its last, and what they add to `sums`. Products
+  // that the compiler could fuse here and not in strip() are rounded in both: a row has the same bits by either.
   template <int R, bool Stream, class P>
   FASTOPS_INLINE void write_rows(const Block& block, int64_t first_row, int64_t j, int64_t count, const P* w,
                                  A* const (&sums)[2], bool fresh) const {
