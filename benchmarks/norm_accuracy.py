@@ -1,7 +1,7 @@
 """How far the norms are from float64 on the CPU, beside PyTorch: python benchmarks/norm_accuracy.py [--columns 768]
 
-For each level of the CPU kernels, each dtype, each norm and each kind of rows: the largest and the root mean square error
-of the output and of the input's gradient, in ulps (fastops.selftest.accuracy says of what), ours and PyTorch's beside it.
+For each level of the CPU kernels, each dtype, each norm and each kind of rows: the largest and the root mean square
+error of the output and of the input's gradient, in ulps (fastops.selftest.accuracy says of what), ours and PyTorch's.
 """
 
 from __future__ import annotations
