@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -100,6 +101,47 @@ def test_rows_that_begin_far_from_their_mean(n: int, distance: float, dtype: tor
         assert ulps(found, truth.cpu()) < (0.51 if dtype in (torch.float16, torch.bfloat16) else 8)
     alone = torch.cat([fastops.layer_norm(row[None], (n,)) for row in x])
     assert same_bits(fastops.layer_norm(x, (n,)), alone)
+
+
+KINDS: dict[str, Callable[[Tensor], object]] = {
+    "random": lambda x: x,
+    "first four at 1.4": lambda x: x[:, :4].fill_(1.4),
+    "first four at -30": lambda x: x[:, :4].fill_(-30),
+    "first 64 at 1.4": lambda x: x[:, :64].fill_(1.4),
+    "first 64 a little off": lambda x: x[:, :64].add_(0.24 - x[:, :64].mean(1, keepdim=True)),
+    "constant half": lambda x: x[:, : x.shape[1] // 2].fill_(0.7),
+    "ramp": lambda x: x.add_(torch.linspace(-5, 5, x.shape[1])),
+    "large by turns": lambda x: (x[:, ::2].add_(1000), x[:, 1::2].sub_(1000)),
+    "far from 0": lambda x: x.add_(1e4),
+}
+
+
+@pytest.mark.parametrize("n", [48, 96, 200, 768, 5000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_are_of_the_size_of_torchs(n: int, kind: str, level: str) -> None:
+    """Whatever a row begins with: of the mean, of rstd and of the result, or of the size of a rounding."""
+    rows = 1000 if n < 1000 else 100
+    x = torch.randn(rows, n, generator=torch.Generator().manual_seed(0))
+    KINDS[kind](x)
+    truth_y, truth_mean, truth_rstd = torch.native_layer_norm(x.double(), (n,), None, None, 1e-5)
+    y, statistics = torch.ops.fastops.layer_norm_forward(x)
+    theirs = torch.native_layer_norm(x, (n,), None, None, 1e-5)
+    mean = statistics[:, :1].double() + statistics[:, 1:2].double()
+
+    def errors(found: Tensor, truth: Tensor) -> tuple[float, float]:
+        error = (found.double() - truth).abs()
+        return error.max().item(), error.square().mean().sqrt().item()
+
+    eps = torch.finfo(torch.float32).eps
+    for ours, torchs, truth, least in (
+        (mean, theirs[1], truth_mean, 0.7 * eps * x.std().item()),
+        (statistics[:, :1], theirs[1], truth_mean, eps * (0.7 * x.std() + truth_mean.abs().max()).item()),
+        (statistics[:, 2:], theirs[2], truth_rstd, eps * truth_rstd.max().item()),
+        (y, theirs[0], truth_y, eps * truth_y.abs().max().item()),
+    ):
+        (most, typical), (their_most, their_typical) = errors(ours, truth), errors(torchs, truth)
+        assert most <= max(2 * their_most, 1.5 * least)
+        assert typical <= 1.5 * max(their_typical, least / 2)
 
 
 def test_rows_without_columns_have_the_compositions_statistics(device: torch.device) -> None:

@@ -279,11 +279,11 @@ def test_changing_the_sum_in_place_is_noticed(added: Any, norm: Any, parameters:
 
 @every_added
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("n", [512, 1024, 65536])
+@pytest.mark.parametrize("n", [96, 200, 512, 1024, 65536])
 def test_large_outputs_have_the_bits_of_small_ones(
     added: Any, norm: Any, parameters: int, dtype: torch.dtype, n: int, device: torch.device
 ) -> None:
-    """From 64 MiB on, CPU kernels write past the caches; rows of 65536 are summed in segments."""
+    """From 64 MiB on, CPU kernels write rows of whole lines past the caches; rows of 65536 are summed in segments."""
     rows = 2**26 // (n * dtype.itemsize) + 5
     generator = torch.Generator().manual_seed(0)
     x, r, g = (torch.randn(rows, n, generator=generator).to(device, dtype) for _ in range(3))

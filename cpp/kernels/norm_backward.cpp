@@ -3,7 +3,8 @@
 //   grad_weight = sum over rows of grad·h,   grad_bias = of grad
 //
 // A first pass has a row's means; the second goes by columns through several rows, so that the sums over rows stay in
-// registers meanwhile. g is a rounded product in both: a fused one would differ from its own mean in rows of one.
+// registers meanwhile, or a row at a time, as memory has them. g is a rounded product in both: a fused one would differ from
+// its own mean in rows of one.
 #include "kernels/norm_rows.h"
 
 namespace fastops::FASTOPS_ISA {
@@ -32,6 +33,10 @@ struct Backward {
   const NormBackward& a;
   Parameter<T> weight{a.weight, a.parameter, 1, A(a.weight_offset)};
   const bool past_caches = a.grad_input && streams<T>(a.grad_input, a.rows, a.n);
+  const bool leaves_caches = a.rows * a.n * int64_t{sizeof(T)} > kCachedBytes;
+  // Whether a pass over columns goes a row at a time, with the sums over rows in L1: memory has lines in their order then, and
+  // long rows would have few in registers. Half types, bound by arithmetic, do not.
+  const bool by_rows = sizeof(T) != 2 && (leaves_caches || a.n * kLongBlockRows<T> > kBlockElements<T> / 2);
 
   // The rows of a block, and what is known of each.
   struct Block {
@@ -59,16 +64,19 @@ struct Backward {
     }
   }
 
-  // The sums of g·(x - mean), for rms of g·x, and of g over columns [j, j + count), a lane for each row. Compiled once, as write_columns
-  // is, so that products fuse into sums in one way whoever calls.
+  // The sums of g·(x - mean), for rms of g·x, and of g over columns [j, j + count), a lane for each row. Asks for the lines
+  // of the output, for stores that miss the caches wait for each other. Compiled once, as write_columns is, so that products
+  // fuse into sums in one way whoever calls.
   template <class P>
   __attribute__((noinline)) void sum_columns(const Block& block, int64_t j, int64_t count, const P* w,
                                              A (*found)[W]) const {
     row_sums<A> sums[kSums];
+    const bool asks = a.grad_input && !past_caches;
     for (int64_t r = 0; r < block.rows; ++r) {
-      const T *x = block.x[r] + j, *grad = block.grad[r] + j;
+      const T *x = block.x[r] + j, *grad = block.grad[r] + j, *to = block.grad_input[r] + j;
       const U mean = every<T>(block.mean[r]);
       const auto of_row = sum_units<T, kSums>(count, [&](int64_t i, auto part, U* s) {
+        if (asks && starts_line(i)) __builtin_prefetch(to + i, 1);
         const U g = product(load(grad + i, part), load_as<T>(w + i, part));
         s[0] = g * (Layer ? keep<T>(load(x + i, part) - mean, part) : load(x + i, part));
         if constexpr (Layer) s[1] = g;
@@ -131,7 +139,7 @@ struct Backward {
       for (int k = 0; k < Units; ++k) {
         U v = product(g[k], weights[k]);
         if constexpr (Layer) v = v - mean_g;
-        v = (v - h[k] * mean_gh) * rstd;
+        v = product(v - product(h[k], mean_gh), rstd);
         if (grad_sum) v = v + load(grad_sum + j + k * N, part);
         put<Stream>(grad_input + j + k * N, part, v);
       }
@@ -144,9 +152,96 @@ struct Backward {
     }
   }
 
+  // Whether unit i is the first of a cache line, where rows start at one.
+  static FASTOPS_INLINE bool starts_line(int64_t i) {
+    constexpr int64_t kLine = 64 / sizeof(T);
+    return N >= kLine || i % kLine == 0;
+  }
+
+  // Rows [first_row, first_row + R) of a block, each from its first column to its last, and what they add to `sums`. Products
+  // that the compiler could fuse here and not in strip() are rounded in both: a row has the same bits by either.
+  template <int R, bool Stream, class P>
+  FASTOPS_INLINE void write_rows(const Block& block, int64_t first_row, int64_t j, int64_t count, const P* w,
+                                 A* const (&sums)[2], bool fresh) const {
+    const T *x[R], *grad[R], *grad_sum[R];
+    T* grad_input[R];
+    U mean[R], rstd[R], shift[R], mean_g[R], mean_gh[R];
+#pragma GCC unroll 2
+    for (int k = 0; k < R; ++k) {
+      const int64_t r = first_row + k;
+      x[k] = block.x[r] + j;
+      grad[k] = block.grad[r] + j;
+      grad_sum[k] = block.grad_sum[r] + j;
+      grad_input[k] = block.grad_input[r] + j;
+      mean[k] = every<T>(block.mean[r]);
+      rstd[k] = every<T>(block.rstd[r]);
+      shift[k] = every<T>(block.shift[r] * block.rstd[r]);
+      mean_g[k] = every<T>(block.mean_g[r]);
+      mean_gh[k] = every<T>(block.mean_gh[r]);
+    }
+    const bool writes = a.grad_input, adds = a.grad_sum;
+    A *weight_sums = sums[0], *bias_sums = sums[1];
+    const int64_t x_ahead = block.rows * a.input_stride, grad_ahead = block.rows * a.grad_stride;
+    const int64_t grad_sum_ahead = block.rows * a.grad_sum_stride;
+    for_units<T>(count, [&](int64_t i, auto part) {
+      U weight_sum = {}, bias_sum = {};
+      if (weight_sums && !fresh) {
+        weight_sum = load(weight_sums + i, part);
+        if constexpr (Layer) bias_sum = load(bias_sums + i, part);
+      }
+      const U weights = load_as<T>(w + i, part);
+#pragma GCC unroll 2
+      for (int k = 0; k < R; ++k) {
+        if (starts_line(i)) {
+          __builtin_prefetch(x[k] + x_ahead + i);
+          __builtin_prefetch(grad[k] + grad_ahead + i);
+          if (adds) __builtin_prefetch(grad_sum[k] + grad_sum_ahead + i);
+        }
+        U h = load(x[k] + i, part);
+        h = Layer ? (h - mean[k]) * rstd[k] - shift[k] : h * rstd[k];
+        const U g = load(grad[k] + i, part);
+        weight_sum = weight_sum + g * h;
+        if constexpr (Layer) bias_sum = bias_sum + g;
+        if (!writes) continue;
+        U v = product(g, weights);
+        if constexpr (Layer) v = v - mean_g[k];
+        v = product(v - product(h, mean_gh[k]), rstd[k]);
+        if (adds) v = v + load(grad_sum[k] + i, part);
+        put<Stream>(grad_input[k] + i, part, v);
+      }
+      if (!weight_sums) return;
+      store(weight_sums + i, part, weight_sum);
+      if constexpr (Layer) store(bias_sums + i, part, bias_sum);
+    });
+  }
+
+  template <bool Stream, class P>
+  FASTOPS_INLINE void write_by_rows(const Block& block, int64_t j, int64_t count, const P* w, A* partial,
+                                    bool fresh) const {
+    // Many rows are added up by themselves first: rounding errors grow with the rows of a block and the blocks of a chunk.
+    Room<A> room[2];
+    const bool apart = partial && block.rows > kLongBlockRows<T>;
+    A* const own[2] = {partial ? partial + j : nullptr, partial ? partial + a.n + j : nullptr};
+    A* const sums[2] = {apart ? room[0].values : own[0], apart ? room[1].values : own[1]};
+    const bool begins = apart || fresh;
+    int64_t r = 0;
+    if (!leaves_caches)  // two share a reading of the sums
+      for (; r + 2 <= block.rows; r += 2) write_rows<2, Stream>(block, r, j, count, w, sums, begins && r == 0);
+    for (; r < block.rows; ++r) write_rows<1, Stream>(block, r, j, count, w, sums, begins && r == 0);
+    for (int k = 0; apart && k < kSums; ++k)
+      for_units<T>(count, [&](int64_t i, auto part) {
+        const U sum = load(sums[k] + i, part);
+        store(own[k] + i, part, fresh ? sum : load(own[k] + i, part) + sum);
+      });
+  }
+
   template <class P>
   __attribute__((noinline)) void write_columns(const Block& block, int64_t j, int64_t count, const P* w, A* partial,
                                                bool fresh) const {
+    if constexpr (sizeof(T) != 2)
+      if (by_rows)
+        return past_caches ? write_by_rows<true>(block, j, count, w, partial, fresh)
+                           : write_by_rows<false>(block, j, count, w, partial, fresh);
     int64_t i = 0;
     if (past_caches)
       for (; i + kStrip * N <= count; i += kStrip * N)

@@ -1,8 +1,8 @@
 // layer: y = (x - mean)·rstd·(weight + weight_offset) + bias,   rms: y = x·rstd·(weight + weight_offset)
 //
 // A layer norm reads a row twice, the second time from L1: for the sums of d = x - origin and of d², to write. The origin is
-// the mean of the row's first few elements. Where that is too far from the row's, the sums are taken once more, about the
-// mean that they gave: it need not be the mean to the last bit, for shift, the mean of d, has the rest.
+// the mean of the row's first elements, 64 of float32 and float64. Where that is too far from the row's, the sums are taken
+// once more, about the mean that they gave: it need not be the mean to the last bit, for shift, the mean of d, has the rest.
 #include "kernels/norm_rows.h"
 
 namespace fastops::FASTOPS_ISA {
@@ -66,8 +66,8 @@ template <class A>
 constexpr int64_t kBlock = 16384 / sizeof(A);
 
 // The next rows are fetched while these are written. That is in the way of rows from kCachedRowBytes on in inputs of up to
-// kCachedBytes, which are taken to be in the caches; long ones of these go together, so that parameters stay in L1 for all.
-constexpr int64_t kCachedBytes = 8 << 20, kCachedRowBytes = 2048, kLongRows = 4;
+// kCachedBytes; long ones of these go together, so that parameters stay in L1 for all.
+constexpr int64_t kCachedRowBytes = 2048, kLongRows = 4;
 
 template <class T, bool Layer>
 struct Forward {
@@ -80,10 +80,10 @@ struct Forward {
   // Whether a row of one segment is widened once for both readings. An rms norm has arithmetic to spare, but for AVX2's bf16.
   static constexpr bool kHolds = kWidens && (Layer || (kAlternates<T> && FASTOPS_VECTOR_BYTES == 32));
   static constexpr int kSums = Layer ? 2 : 1;
-  // Elements whose mean is the origin, and how many deviations from the row's it may be: a half type's result has digits
-  // to spare, so that one element will do.
-  static constexpr int64_t kFew = kWidens ? 1 : 4;
-  static constexpr A kNear = kWidens ? A(8) : A(1.5);
+  // The origin is the mean of so many first elements, and may be so many deviations from the row's: the sums' rounding grows
+  // with that distance. A half type's result has digits to spare, so that one element will do.
+  static constexpr int64_t kSample = kWidens ? 1 : 64;
+  static constexpr A kNear = kWidens ? A(8) : A(0.25);
 
   const NormForward& a;
   Parameter<T> weight{a.weight, a.parameter, 1, A(a.weight_offset)};
@@ -104,19 +104,17 @@ struct Forward {
     return a.residual ? static_cast<const T*>(a.sum) + row * a.n + j : input(row, j);
   }
 
-  // What is normalised, also before the sum is there.
-  FASTOPS_INLINE A element(int64_t row, int64_t j) const {
-    const A v = value(input(row, j));
-    if (!a.residual) return v;
-    T sum[W];
-    store(sum, splat(v + value(residual(row, j))));
-    return value(sum);
+  // The lanes' sums of the first `count` elements from j on, of what is normalised, also before the sum is there.
+  FASTOPS_INLINE V sample(int64_t row, int64_t j, int64_t count) const {
+    const T *from = input(row, j), *other = residual(row, j);
+    return sum_units<T, 1>(count,
+                           [&](int64_t i, auto part, U* s) {
+                             s[0] = load(from + i, part);
+                             if (a.residual) s[0] = rounded<T>(s[0] + load(other + i, part));
+                           })
+        .values[0];
   }
-  // A number near the mean of elements [j, j + count) of a row.
-  FASTOPS_INLINE A origin_of(int64_t row, int64_t j, int64_t count) const {
-    if (kFew == 1 || count < kFew) return element(row, j);
-    return ((element(row, j) + element(row, j + 1)) + (element(row, j + 2) + element(row, j + 3))) * A(0.25);
-  }
+  static FASTOPS_INLINE int64_t sampled(int64_t count) { return count < kSample ? count : kSample; }
 
   // The sums of d = element - origin and of d², or of an rms norm's squares, over elements [j, j + count) of a row, which are
   // widened into `x` where they are to be held.
@@ -154,8 +152,8 @@ struct Forward {
       s[0] = keep<T>(load_as<T>(x + i, part) - every<T>(mean), part);
       s[1] = s[0] * s[0];
     });
-    const A each = 1 / static_cast<A>(count), shift = sum_lanes(found.values[0]) * each;
-    const A variance = sum_lanes(found.values[1]) * each - shift * shift;
+    const A n = static_cast<A>(count), shift = sum_lanes(found.values[0]) / n;
+    const A variance = sum_lanes(found.values[1]) / n - shift * shift;
     if (!holds(shift, variance, A(32))) return measure_in_f64(source(row, j), count);
     return {mean, shift, variance};
   }
@@ -220,8 +218,12 @@ struct Forward {
     for (int64_t row = row_begin; row < row_end; row += step) {
       const int64_t rows = row_end - row < step ? row_end - row : step;
       auto held_of = [&](int64_t r) { return held(row + r, x.values + r * padded); };
+      if constexpr (Layer) {
+        for (int64_t r = 0; r < rows; ++r) sums[0].of_row[r] = sample(row + r, 0, sampled(n));
+        sums[0].finish(rows, origins);
+        for (int64_t r = 0; r < rows; ++r) origins[r] /= static_cast<A>(sampled(n));
+      }
       for (int64_t r = 0; r < rows; ++r) {
-        if constexpr (Layer) origins[r] = origin_of(row + r, 0, n);
         const auto found = read<kHolds>(row + r, 0, n, origins[r], x.values + r * padded);
         for (int k = 0; k < kSums; ++k) sums[k].of_row[r] = found.values[k];
       }
@@ -231,7 +233,7 @@ struct Forward {
       for (int64_t r = 0; r < rows; ++r) {
         squares[r] *= each;
         if constexpr (Layer) {
-          const A shift = shifts[r] * each;
+          const A shift = shifts[r] / static_cast<A>(n);
           squares[r] -= shift * shift;
           means[r] = origins[r] + shift;
           shifts[r] = shift - (means[r] - origins[r]);
@@ -242,8 +244,9 @@ struct Forward {
       for (int64_t r = 0; doubtful && r < rows; ++r)
         if (!near(r)) {
           const Spread better = measure_again(row + r, 0, n, means[r], held_of(r));
-          means[r] = static_cast<A>(better.origin);
-          shifts[r] = static_cast<A>(better.shift);
+          const A origin = static_cast<A>(better.origin), shift = static_cast<A>(better.shift);
+          means[r] = origin + shift;
+          shifts[r] = shift - (means[r] - origin);
           rstds[r] = rstd_of(better.variance);
         }
       for (int64_t r = 0; r < rows; ++r) {
@@ -263,11 +266,12 @@ struct Forward {
   __attribute__((noinline)) Spread measure(int64_t row, int64_t j) const {
     const int64_t count = count_at(j);
     const A each = 1 / static_cast<A>(count);
-    const A origin = Layer ? origin_of(row, j, count) : A(0);
+    const A origin = Layer ? sum_lanes(sample(row, j, sampled(count))) / static_cast<A>(sampled(count)) : A(0);
     const auto found = read<false>(row, j, count, origin, nullptr);
     const A square = sum_lanes(found.values[kSums - 1]) * each;
     if constexpr (!Layer) return {0, 0, square};
-    const A shift = sum_lanes(found.values[0]) * each, variance = square - shift * shift;
+    const A shift = sum_lanes(found.values[0]) / static_cast<A>(count);
+    const A variance = square - shift * shift;
     if (!holds(shift, variance, kNear)) [[unlikely]]
       return measure_again(row, j, count, origin + shift, source(row, j));
     return {origin, shift, variance};

@@ -23,6 +23,9 @@ FASTOPS_INLINE unit_t<T> rounded(unit_t<T> v) {
   return load(lanes, whole{});
 }
 
+// Inputs of up to so many bytes are taken to be in the caches.
+constexpr int64_t kCachedBytes = 8 << 20;
+
 // Outputs of so many bytes in all go past the caches: what they would push out is then worth more than they are, and a
 // line that is not kept need not be read before it is written.
 constexpr int64_t kStreamBytes = 64 << 20;

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._derivative import Reach, backward_of, reach_of, save_inputs
 from .._operator import Differentiable
@@ -222,6 +223,8 @@ class Elementwise:
         )
 
     def __call__(self, *tensors: Tensor, **scalars: float) -> Any:
+        if has_torch_function_variadic(*tensors):
+            return handle_torch_function(self, tensors, *tensors, **scalars)
         if len(tensors) != len(self.tensors):
             raise wrong_count(self.name, self.tensors, tensors, self.scalars, scalars)
         values = scalar_values(self.name, self.scalars, scalars) if scalars else self._defaults

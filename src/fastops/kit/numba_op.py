@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._operator import Differentiable
 from . import compiler, expression, linker, numba_extra, nvrtc
@@ -115,6 +116,8 @@ class NumbaOp:
         self._call = _with_derivative(self._program, backward, self._gradients).call
 
     def __call__(self, *tensors: Tensor) -> Any:
+        if has_torch_function_variadic(*tensors):
+            return handle_torch_function(self, tensors, *tensors)
         if len(tensors) != len(self.tensors):
             raise wrong_count(self.name, self.tensors, tensors)
         return self._call(*tensors)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .. import _autocast
 from .._autocast import lower_precision, single_precision
@@ -109,7 +110,7 @@ class Op:
     """What :func:`op` returns: call it with tensors. ``raw`` is what torch's dispatcher sees, without a gradient."""
 
     def __init__(self, schema: Schema, parts: _Parts, registered: str, content: str) -> None:
-        self.name = schema.name
+        self.name = self.__name__ = schema.name
         self.schema = schema
         self.content_hash = content
         self._parts = parts
@@ -138,6 +139,8 @@ class Op:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs or len(args) != len(self.schema.arguments):
             args = self.schema.bind(args, kwargs)
+        if has_torch_function_variadic(*args):
+            return handle_torch_function(self, args, *args)
         if self.schema.lengths:
             args = self.schema.with_lists(args)
         if self.schema.numbers:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import expression, source
 from .elementwise import (
@@ -83,6 +84,8 @@ class Reduce:
     def __call__(
         self, *tensors: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, **scalars: float
     ) -> Tensor:
+        if has_torch_function_variadic(*tensors):
+            return handle_torch_function(self, tensors, *tensors, dim=dim, keepdim=keepdim, **scalars)
         if len(tensors) != len(self.tensors):
             raise wrong_count(self.name, self.tensors, tensors, self.scalars, scalars)
         values = scalar_values(self.name, self.scalars, scalars) if scalars else self._defaults

@@ -116,9 +116,9 @@ def layer_norm(
               \quad \frac{\partial L}{\partial b} = \sum_{rows} \frac{\partial L}{\partial y}
 
     The variance comes from distances from a number near the mean: at most four standard deviations from it for float16
-    and bfloat16 on CUDA, whose sums are that much finer, nearer elsewhere. The mean is kept as two numbers, so that
-    small elements keep their digits beside a large one; statistics, sums and :math:`w + o` are float32 (float64 for
-    float64). A row's result depends on nothing but the row.
+    and bfloat16 on CUDA and eight on the CPU, whose sums are that much finer, a quarter or less for float32 and
+    float64. The mean is kept as two numbers, so that small elements keep their digits beside a large one; statistics,
+    sums and :math:`w + o` are float32 (float64 for float64). A row's result depends on nothing but the row.
 
     Args:
         input: ``[*, *normalized_shape]``, any strides. float16, bfloat16, float32 and float64 on CPU and CUDA run our
