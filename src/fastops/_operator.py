@@ -141,9 +141,12 @@ class Differentiable:
             return self._twin(*inputs)
         if _functorch_active() or self._is_reference:
             return self.reference(*inputs)
-        if _grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
-            return self._eager(*_distinct(inputs))
-        return self.traced(*inputs)
+        needed = tuple([isinstance(x, Tensor) and x.requires_grad for x in inputs])
+        if not (_grad_enabled() and True in needed):
+            return self.traced(*inputs)
+        if self.outputs == 1 and self.reach and self.reach(inputs, (), needed) == (False,):
+            return self.traced(*inputs)  # Dynamo takes no Function whose only output is marked
+        return self._eager(*_distinct(inputs))
 
     def _is_natives(self, x: Tensor) -> bool:
         """Whether a tensor of a subclass is for torch's own ops: jagged, or on its way into an ONNX graph."""
