@@ -225,7 +225,8 @@ struct Backward {
     A* const sums[2] = {apart ? room[0].values : own[0], apart ? room[1].values : own[1]};
     const bool begins = apart || fresh;
     int64_t r = 0;
-    if (!leaves_caches)  // two share a reading of the sums
+    // Two share a reading of the sums; memory would rather have one row's lines, of which the shortest have few.
+    if (!leaves_caches || a.n * int64_t{sizeof(T)} <= 256)
       for (; r + 2 <= block.rows; r += 2) write_rows<2, Stream>(block, r, j, count, w, sums, begins && r == 0);
     for (; r < block.rows; ++r) write_rows<1, Stream>(block, r, j, count, w, sums, begins && r == 0);
     for (int k = 0; apart && k < kSums; ++k)
