@@ -62,8 +62,8 @@ def test_derivative_of_gelu_tanh(cuda: torch.device) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_gelu_tanh_of_what_is_large_or_no_number(dtype: torch.dtype, cuda: torch.device) -> None:
     """torch's own, but for the derivative at large numbers, of which torch's square overflows."""
-    x = torch.tensor([torch.nan, torch.inf, -torch.inf, 6e4, -6e4, torch.finfo(dtype).max, torch.finfo(dtype).min])
-    x = x.to(dtype).to(cuda)[:, None]
+    most, least = torch.finfo(dtype).max, torch.finfo(dtype).min
+    x = torch.tensor([torch.nan, torch.inf, -torch.inf, 6e4, -6e4, most, least], dtype=dtype, device=cuda)[:, None]
     y = ops.linear_epilogue(x, None, "gelu_tanh")
     expected = torch.nn.functional.gelu(x.double(), approximate="tanh").to(dtype)
     torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)

@@ -218,7 +218,7 @@ def _call_of(op: Differentiable) -> Callable[..., Any]:
                     return apply(*inputs)
             result = raw(*inputs)
         except RuntimeError as error:
-            if isinstance(error, NotImplementedError) and first.is_nested and not op.overrides:
+            if isinstance(error, NotImplementedError) and not op.overrides and any(map(_is_nested, inputs)):
                 return _public(op.native(*inputs), outputs)
             check_types(op.name, op.raw._schema, inputs)
             _raise_typed(error)
@@ -246,6 +246,10 @@ def _public(result: Any, outputs: int) -> Any:
     if type(result) is not tuple:
         return result
     return result[0] if outputs == 1 else result[:outputs]
+
+
+def _is_nested(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_nested
 
 
 def _distinct(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -304,7 +308,8 @@ def _twin_function(op: Differentiable) -> type[Function]:
         if op.overrides and forward_ad._current_level >= 0:
             keep_for_forward(op.save, ctx, inputs, output)
         several = output if isinstance(output, tuple) else (output,)
-        mark_constant(ctx, op.reach, inputs, several[: op.outputs], several[op.outputs :])
+        reach = None if forward_ad._current_level >= 0 else op.reach  # of which tangents tell nothing
+        mark_constant(ctx, reach, inputs, several[: op.outputs], several[op.outputs :])
 
     def backward(ctx: Any, *grads: Any) -> Any:
         return op.backward(ctx, *grads[: op.outputs])

@@ -66,7 +66,7 @@ def test_call_binds_arguments(device: torch.device) -> None:
         ((x, 2.0, 3.0), {}, "at most 2 arguments, got 3"),
         ((x,), {"b": 1.0}, "expected arguments x, a, got b besides"),
         ((), {"a": 1.0}, "expected an argument x, got none"),
-        ((1.0,), {}, "expected a Tensor first, got float"),
+        ((1.0,), {}, "x must be a Tensor, got float"),
     ):
         with pytest.raises(TypeError, match=rf"^\[scale\] .*{message}"):
             scale()(*args, **kwargs)

@@ -88,7 +88,10 @@ class Schema:
         # Lists of a length, for which torch takes one number too.
         self.lengths = {k: a.N for k, a in enumerate(parsed.arguments) if a.N}
         self.defaults = {a.name: _default(a) for a in parsed.arguments if a.has_default_value()}
-        self.numbers = tuple((k, a, _NUMBERS[t]) for k, (a, t) in enumerate(self.types.items()) if t in _NUMBERS)
+        # The types by which torch parses numbers: a dtype is an integer to it too.
+        real = [str(a.real_type).replace("SymInt", "int") for a in parsed.arguments]
+        named = zip(self.arguments, real, strict=True)
+        self.numbers = tuple((k, a, _NUMBERS[t]) for k, (a, t) in enumerate(named) if t in _NUMBERS)
         self.tensors = tuple(k for k, t in enumerate(types) if t in _TENSORS)
         several = len(parsed.returns) > 1
         self.outputs = tuple(r.name or (f"out{k}" if several else "out") for k, r in enumerate(parsed.returns))
