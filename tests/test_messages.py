@@ -61,7 +61,7 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: fastops.layer_norm(r(3, 4), (4,), None, r(4, 1)), "[layer_norm] bias must have shape [4], got [4, 1]"),
     (
         lambda: fastops.layer_norm(r(3, 4), (4,), torch.ones(4, dtype=torch.int64)),
-        "[layer_norm] weight must be float16, bfloat16, float32 or float64, got Long",
+        "[layer_norm] weight must be floating point, got torch.int64",
     ),
     (
         lambda: raw.layer_norm_backward(r(3, 4), r(3, 4), r(3, 1), None, None, True, False, False),
@@ -92,7 +92,7 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: fastops.rms_norm(r(3, 4), (4,), torch.ones(4, dtype=torch.bool), weight_offset=1.0),
-        "[rms_norm] weight must be float16, bfloat16, float32 or float64, got Bool",
+        "[rms_norm] weight must be floating point, got torch.bool",
     ),
     (
         lambda: fastops.rms_norm(torch.ones(3, 4, dtype=torch.int64), (4,)),
@@ -104,7 +104,7 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: fastops.add_rms_norm(r(3, 4), torch.ones(3, 4, dtype=torch.int32), (4,)),
-        "[add_rms_norm] residual must be float16, bfloat16, float32 or float64, got Int",
+        "[add_rms_norm] residual must be floating point, got torch.int32",
     ),
     (
         lambda: fastops.add_layer_norm(r(3, 4), r(3, 5), (4,)),

@@ -221,12 +221,10 @@ def test_every_subset_of_needs_and_uses(added: Any, norm: Any, parameters: int, 
         wanted = [t for t in tensors if t.requires_grad]
         for which in ((0,), (1,), (0, 1)):
             ours, plain = (loss(f, which, tensors) for f in (added, formula))
-            assert ours.requires_grad == any(needed)
+            assert ours.requires_grad == plain.requires_grad  # the sum does not depend on the parameters
             if plain.requires_grad:
                 options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
                 assert_close(*(torch.autograd.grad(value, wanted, **options) for value in (ours, plain)))
-            elif wanted:  # the sum does not depend on the parameters
-                assert not any(g is not None for g in torch.autograd.grad(ours, wanted, allow_unused=True))
 
 
 @every_added

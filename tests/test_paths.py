@@ -124,10 +124,10 @@ def test_forward_mode_runs_the_composition() -> None:
 WRONG = {
     "normalized_shape": lambda x: fastops.layer_norm(x, (5,)),
     "weight shape": lambda x: fastops.layer_norm(x, (4,), torch.ones(3, 1, device=x.device)),
-    "weight dtype": lambda x: fastops.layer_norm(x, (4,), torch.ones(4, dtype=torch.float64, device=x.device)),
+    "weight dtype": lambda x: fastops.layer_norm(x, (4,), torch.ones(4, dtype=torch.int64, device=x.device)),
     "rms_norm": lambda x: fastops.rms_norm(x, (5,)),
     "residual": lambda x: fastops.add_layer_norm(x, x[:2], (4,)),
-    "residual dtype": lambda x: fastops.add_rms_norm(x, x.double(), (4,)),
+    "residual dtype": lambda x: fastops.add_rms_norm(x, x.long(), (4,)),
     "bias of linear": lambda x: fastops.linear(
         x, torch.ones(5, 4, device=x.device), torch.ones(7, device=x.device), "relu"
     ),

@@ -19,6 +19,13 @@ const char* text_of(ScalarType dtype) {
     case ScalarType::Float: return "torch.float32";
     case ScalarType::Double: return "torch.float64";
     case ScalarType::Byte: return "torch.uint8";
+    case ScalarType::Char: return "torch.int8";
+    case ScalarType::Short: return "torch.int16";
+    case ScalarType::Int: return "torch.int32";
+    case ScalarType::Long: return "torch.int64";
+    case ScalarType::Bool: return "torch.bool";
+    case ScalarType::ComplexFloat: return "torch.complex64";
+    case ScalarType::ComplexDouble: return "torch.complex128";
     default: return torch::headeronly::toString(dtype);
   }
 }

@@ -26,7 +26,7 @@ _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
 def check_types(op: str, schema: Any, inputs: Sequence[Any]) -> None:
     """TypeError for the first of ``inputs``, in the order of ``schema``'s arguments, that is of another type."""
     for argument, value in zip(schema.arguments, inputs, strict=False):
-        expected, types = _KINDS.get(str(argument.type), ("", (object,)))
+        expected, types = _KINDS.get(str(argument.real_type).replace("SymInt", "int"), ("", (object,)))
         if not isinstance(value, types):
             raise type_error(op, argument.name, expected, value)
 

@@ -52,11 +52,14 @@ def check(
     complex_too: bool = False,
 ) -> None:
     """What the C++ edge checks, for where it is not asked: the plain composition, meta tensors, tracing."""
-    kinds = "floating point or complex" if complex_too else "floating point"
     for name, x in (("input", input), ("residual", residual), ("weight", weight), ("bias", bias)):
-        if x is not None and not isinstance(x, Tensor):
+        if x is None:
+            continue
+        if not isinstance(x, Tensor):
             raise type_error(op, name, "a Tensor", x)
-        if x is not None and not (x.is_floating_point() or (complex_too and x.is_complex())):
+        complex_here = complex_too and (x is input or input.is_complex())
+        if not (x.is_floating_point() or (complex_here and x.is_complex())):
+            kinds = "floating point or complex" if complex_here else "floating point"
             raise RuntimeError(f"[{op}] {name} must be {kinds}, got {x.dtype}")
     if not 1 <= dims <= input.dim():
         raise RuntimeError(f"[{op}] dims must be 1 to input's {input.dim()}, got {dims}")

@@ -26,7 +26,9 @@ def _normal_cdf(u: Tensor) -> Tensor:
 
 def _logistic_normal_cdf(u: Tensor) -> Tensor:
     u = u.clamp(-_MOST, _MOST)
-    return torch.sigmoid(u * (_FIRST + _THIRD * u * u))  # 1 + tanh would cancel in the left tail
+    t = u * (_FIRST + _THIRD * u * u)
+    # 1 + tanh would cancel in the left tail, and in the right one the derivative of sigmoid, y·(1 - y).
+    return torch.where(t < 0, torch.sigmoid(t), 1 - torch.sigmoid(-t))
 
 
 def _gelu_derivative(u: Tensor) -> Tensor:
@@ -35,7 +37,7 @@ def _gelu_derivative(u: Tensor) -> Tensor:
 
 def _gelu_tanh_derivative(u: Tensor) -> Tensor:
     y = _logistic_normal_cdf(u)
-    return y + u * (y * (1 - y) * (_FIRST + 3 * _THIRD * u.clamp(-_MOST, _MOST).square()))
+    return y + u * (y * _logistic_normal_cdf(-u) * (_FIRST + 3 * _THIRD * u.clamp(-_MOST, _MOST).square()))
 
 
 def _silu_derivative(u: Tensor) -> Tensor:
