@@ -57,7 +57,7 @@ KIT = "src/fastops/kit/sources"
         {f"{KIT}/pointwise.cuh": "kMaxDims", f"{KIT}/rows.h": "kMaxDims", "cpp/core/pointwise.h": "kMaxDims"},
         {f"{KIT}/pointwise.cuh": "kThreads", "cpp/kit/pointwise.cpp": "kThreads"},
         {f"{KIT}/rows.h": "kThreads", "cpp/kit/reduction.cpp": "kThreads"},
-        {f"{KIT}/reduction.h": "kColumns", "cpp/kit/reduction.cpp": "kCpuColumns"},
+        {f"{KIT}/rows.h": "kSideBySide", "cpp/kit/reduction.cpp": "kSideBySide"},
     ],
 )
 def test_sizes_of_what_is_passed_to_code_made_at_run_time(places: dict[str, str]) -> None:
