@@ -114,7 +114,7 @@ SAMPLES += [
 def test_kernels(device: torch.device, body: str, dtype: torch.dtype) -> None:
     op = kit.elementwise("behind(x, y)", body)
     computed = torch.promote_types(dtype, torch.float32)
-    # On CUDA torch's max and clamp of zeros of both signs return another of them than on the CPU: then none is negative.
+    # Of zeros of both signs torch's max and clamp return another on CUDA than on the CPU: there none is negative.
     given = {k: x + 0.0 if device.type == "cuda" else x for k, x in points().items()}
     leaves = {k: x.to(device, computed).requires_grad_() for k, x in given.items()}
     (y,) = evaluate(parse(body, ["x", "y"]), leaves)
