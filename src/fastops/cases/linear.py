@@ -21,8 +21,9 @@ def gelu(u: Tensor) -> Tensor:
 
 
 def gelu_tanh(u: Tensor) -> Tensor:
-    """u·sigmoid(2z), since 1 + tanh(z) cancels likewise."""
-    return u * torch.sigmoid(2 * (2 / math.pi) ** 0.5 * (u + 0.044715 * u**3))
+    """u·sigmoid(2z), since 1 + tanh(z) cancels likewise, and y·(1 - y), autograd's of sigmoid, in the right tail."""
+    t = 2 * (2 / math.pi) ** 0.5 * (u + 0.044715 * u**3)
+    return u * torch.where(t < 0, torch.sigmoid(t), 1 - torch.sigmoid(-t))
 
 
 PLAIN_ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
