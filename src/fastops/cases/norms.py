@@ -164,7 +164,7 @@ class Norm:
     def raw(self, make: Make, rows: int, n: int) -> list[RawCall]:
         """With parameters of either dtype, and an offset; without parameters, nor a gradient of the sum."""
         calls = []
-        offsets = ((make.dtype, 0.0), (make.parameter_dtype, 1.0), (make.dtype, 0.75), (None, 0.0))
+        offsets = ((make.dtype, 0.0), (make.parameter_dtype, 1.0), (None, 0.0), (make.dtype, 0.75))
         for parameter, offset in offsets:
             tensors = self._rows(make(rows, n))
             affine = tuple(None if parameter is None else make(n, dtype=parameter) for _ in range(1 + self.layer))
