@@ -64,7 +64,9 @@ def test_a_wrong_type_is_named(
         key: value.to(device, dtype).requires_grad_(way is plainly) if isinstance(value, torch.Tensor) else value
         for key, value in RIGHT[op].items()
     }
-    wrong: list[Any] = [[1.0], np.ones(8), "text", object()]
+    wrong: list[Any] = [[1.0], np.ones(8), "text", object(), 1j]
+    if name in ("alpha", "beta", "eps", "weight_offset"):  # of a tensor the gradient would be lost
+        wrong += [torch.tensor(1.0, requires_grad=True), torch.tensor(0.0), torch.ones(8)]
     if name not in OPTIONAL:
         wrong.append(None)
     for value in wrong:
@@ -72,8 +74,6 @@ def test_a_wrong_type_is_named(
             continue
         if name in ("activation",) and isinstance(value, str):
             continue  # a ValueError, of tests/test_messages.py
-        if name in ("alpha", "beta", "eps", "weight_offset") and isinstance(value, np.ndarray):
-            value = value.tolist()
         with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
             way(lambda value=value: getattr(fastops, op)(**{**right, name: value}))  # type: ignore[misc]
         text = str(caught.value)
@@ -82,3 +82,15 @@ def test_a_wrong_type_is_named(
         if name != "normalized_shape" and name != "activation":
             assert isinstance(caught.value, TypeError), f"{name}={value!r}: {text}"
             assert text.endswith(f"got {type(value).__name__}"), text
+
+
+@pytest.mark.parametrize("op", ["add_layer_norm", "add_rms_norm"])
+def test_no_residual_of_a_meta_tensor(op: str) -> None:
+    with pytest.raises(TypeError, match=rf"^\[{op}\] residual must be a Tensor, got NoneType$"):
+        getattr(fastops, op)(X.to("meta"), None, (8,))
+
+
+def test_numbers_in_forward_mode() -> None:
+    for f in (lambda x: fastops.rms_norm(x, (8,), eps=1j), lambda x: fastops.axpby(x, x, 1j)):
+        with pytest.raises(TypeError, match="must be a number, got complex"):
+            torch.func.jvp(f, (X,), (X,))

@@ -129,3 +129,23 @@ def test_cpu_autocast_beside_a_float32_residual() -> None:
         y, s = fastops.add_rms_norm(branch, r, (N,), w)
     assert (branch.dtype, y.dtype, s.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
     close(y, F.rms_norm((branch.double() + r.double()), (N,), w.double(), torch.finfo(torch.float32).eps), "")
+
+
+@pytest.mark.parametrize("op", ADDED)
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), DTYPES[2:]])
+def test_sums_are_contiguous(op: str, dtypes: tuple[torch.dtype, torch.dtype], device: torch.device) -> None:
+    """As the fake says, also of rows that are permuted."""
+    x, r = (torch.randn(5, 4, 8, device=device).to(dtype).transpose(0, 1) for dtype in dtypes)
+    f = getattr(fastops, op)
+    for real, fake in zip(f(x, r, (8,)), f(x.to("meta"), r.to("meta"), (8,)), strict=True):
+        assert real.stride() == fake.stride() == (40, 8, 1)
+    torch.library.opcheck(getattr(torch.ops.fastops, op), (x, r), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("shapes", [((3,), (3,)), ((), (3,)), ((), ())])
+def test_axpby_of_two_dtypes_compiles(shapes: tuple[tuple[int, ...], ...]) -> None:
+    for of_x, of_y in itertools.product(DTYPES, DTYPES):
+        x, y = torch.randn(shapes[0]).to(of_x), torch.randn(shapes[1]).to(of_y)
+        torch._dynamo.reset()
+        found = whole_graph(fastops.axpby)(x, y)
+        assert found.dtype == fastops.axpby(x, y).dtype == torch.result_type(x, y)

@@ -95,3 +95,12 @@ def test_a_formula_of_jagged_tensors() -> None:
     """In torch's functions; other layouts are refused by name (tests/kit/test_written.py)."""
     for x, y in ((MAKE["jagged"](), B), (B, MAKE["jagged"]())):
         assert torch.equal(formula(x, y).values(), (x * torch.sin(y)).values())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_jagged_compiles(name: str, backend: str) -> None:
+    ours, _ = PAIRS[name]
+    torch._dynamo.reset()
+    x = MAKE["jagged"]()
+    torch.testing.assert_close(torch.compile(ours, backend=backend)(x).values(), ours(x).values())

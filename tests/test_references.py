@@ -72,3 +72,16 @@ def test_per_sample_gradients_of_one_dimension(name: str, learns: tuple[int, ...
         for f in (ours, torchs)
     ]
     torch.testing.assert_close(twice[0](x, w, b), twice[1](x, w, b), rtol=1e-8, atol=1e-8)
+
+
+def test_no_output_features(device: torch.device) -> None:
+    """Second derivatives come from the references."""
+    x = torch.randn(3, 8, device=device, requires_grad=True)
+    w, b = torch.randn(0, 8, device=device), torch.zeros(0, device=device, requires_grad=True)
+    (first,) = torch.autograd.grad(fastops.linear(x, w, b, "gelu").sum(), x, create_graph=True)
+    assert not torch.autograd.grad(first.sin().sum(), x)[0].any()
+    empty = torch.zeros(3, 0, device=device, requires_grad=True)
+    weights = torch.zeros(0, 8, device=device, requires_grad=True)
+    h, c = fastops.lltm(x, weights, b, empty, empty)
+    (first,) = torch.autograd.grad(h.sum() + c.sum(), x, create_graph=True)
+    assert not torch.autograd.grad(first.sin().sum(), x, allow_unused=True, materialize_grads=True)[0].any()

@@ -143,6 +143,21 @@ def test_onnx(module: torch.nn.Module, dynamo: bool) -> None:
         np.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_onnx_of_any_batch_by_torchscript(name: str) -> None:
+    onnx = pytest.importorskip("onnx")
+    from onnx.reference import ReferenceEvaluator
+
+    if name == "LLTM":
+        pytest.skip("its state without one is of the traced batch")
+    module, file, other = MODULES[name](), io.BytesIO(), torch.randn(5, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, (X,), file, dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "batch"}})
+    (found,) = ReferenceEvaluator(onnx.load_from_string(file.getvalue())).run(None, {"x": other.numpy()})
+    np.testing.assert_allclose(found, module(other).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("torchs", "ours", "arguments"),
     [
@@ -159,6 +174,9 @@ def test_a_module_of_torchs_becomes_ours(torchs: Any, ours: Any, arguments: tupl
     module.__class__ = ours
     torch.testing.assert_close(module(X), expected)
     assert repr(module) == text
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(torch.jit.script(module)(X), expected)
     if hasattr(module, "reset_parameters"):
         module.reset_parameters()
     assert torch.equal(pickle.loads(pickle.dumps(module))(X), module(X))

@@ -43,7 +43,7 @@ NormOutputs mixed_norm_forward(NormForwardCall c) {
   OptionalTensor residual, sum;
   if (c.residual) residual = to_dtype(*c.residual, rows);
   if (residual && of_sum != rows) {  // rounded before it is normalised
-    sum = to_dtype(call<Tensor>("fastops::axpby", input, *residual, 1.0, 1.0), of_sum);
+    sum = as_contiguous(to_dtype(call<Tensor>("fastops::axpby", input, *residual, 1.0, 1.0), of_sum));
     input = to_dtype(*sum, rows);
     residual.reset();
   }

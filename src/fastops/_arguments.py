@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Number
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_NUMBERS = (Number, torch.SymInt, torch.SymFloat, torch.SymBool)
+_compiling = torch.compiler.is_dynamo_compiling
+_NUMBERS = (Real, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 # By a schema's type: what it takes, in words and as Python types.
 _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
@@ -36,6 +37,14 @@ def check_tensors(op: str, **tensors: Any) -> None:
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             raise type_error(op, name, "a Tensor", value)
+
+
+def check_numbers(op: str, **numbers: Any) -> None:
+    """TypeError for the first that is none. torch's dispatcher would take a tensor, whose gradient would be lost."""
+    for name, value in numbers.items():
+        # torch.compile traces the first question alone.
+        if isinstance(value, (Tensor, complex)) or not (_compiling() or isinstance(value, (*_NUMBERS, type(None)))):
+            raise type_error(op, name, "a number", value)
 
 
 def type_error(op: str, name: str, expected: str, value: Any) -> TypeError:

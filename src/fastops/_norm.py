@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ._arguments import type_error
 from ._derivative import reach_of
-from ._operator import Operator, wide
+from ._operator import Operator, sum_of_rows, wide
 
 Formula = Callable[..., Any]
 
@@ -37,6 +37,8 @@ def trailing_dims(op: str, input: Tensor, normalized_shape: Sequence[int]) -> in
         if input.is_nested:  # one without a shape
             return len(normalized_shape)
         raise type_error(op, "normalized_shape", "a sequence of int", normalized_shape) from None
+    if not isinstance(input, Tensor):
+        raise type_error(op, "input", "a Tensor", input)
     if not dims:
         raise RuntimeError(f"[{op}] normalized_shape must have at least 1 dimension, got []")
     raise RuntimeError(f"[{op}] input must end in normalized_shape {list(normalized_shape)}, got shape {list(shape)}")
@@ -82,12 +84,6 @@ def computed_dtype(*tensors: Tensor | None) -> torch.dtype:
 
 def _trailing(dims: int) -> tuple[int, ...]:
     return tuple(range(-dims, 0))
-
-
-def _sum_of_rows(x: Tensor, dims: int) -> Tensor:
-    """A new tensor also of a single row without leading dimensions."""
-    x = x.unsqueeze(0)
-    return x.sum(tuple(range(x.dim() - dims))).contiguous()
 
 
 def _inverse_root(square: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
@@ -166,9 +162,9 @@ def layer_backward(
     g, h = grad.to(computed), centred * rstd
     grad_weight = grad_bias = grad_input = x.new_empty(0)
     if need_weight:
-        grad_weight = _sum_of_rows(g * h, dims).to(x.dtype if weight is None else weight.dtype)
+        grad_weight = sum_of_rows(g * h, dims).to(x.dtype if weight is None else weight.dtype)
     if need_bias:
-        grad_bias = _sum_of_rows(g, dims).to(x.dtype if bias is None else bias.dtype)
+        grad_bias = sum_of_rows(g, dims).to(x.dtype if bias is None else bias.dtype)
     if need_input:
         if weight is not None:
             g = g * (wide(weight) + weight_offset)
@@ -196,7 +192,7 @@ def rms_backward(
     g, h = grad.to(computed), values * rstd
     grad_weight = grad_input = x.new_empty(0)
     if need_weight:
-        grad_weight = _sum_of_rows(g * h, dims).to(x.dtype if weight is None else weight.dtype)
+        grad_weight = sum_of_rows(g * h, dims).to(x.dtype if weight is None else weight.dtype)
     if need_input:
         if weight is not None:
             g = g * (weight.to(computed) + weight_offset)
@@ -238,7 +234,8 @@ def fake_gradients(
 
 
 def _trailing_sizes(x: Tensor, dims: int) -> list[int]:
-    return [x.size(d) for d in _trailing(dims)]  # a nested tensor may have no shape
+    sizes = [x.size(d) for d in _trailing(dims)]  # a nested tensor may have no shape
+    return [int(size) if isinstance(size, Tensor) else size for size in sizes]  # torch.jit traces sizes as tensors
 
 
 def with_offset(weight: Tensor | None, offset: float) -> Tensor | None:
@@ -339,7 +336,7 @@ def norm_operator(
             grads = (grad, grad_sum if need_rows else None) if residual else (grad,)
             found = derivative.call(*grads, *ctx.saved_tensors, need_rows, *need_parameters, *options[1:])
         else:  # the bias alone needs nothing of the forward
-            found = None, None, _sum_of_rows(wide(grad), options[0] if options else 1).to(ctx.bias_dtype)
+            found = None, None, sum_of_rows(wide(grad), options[0] if options else 1).to(ctx.bias_dtype)
         given = (*found[:1] * lead, *found[1:], *(None,) * len(options))  # input and residual have one gradient
         return tuple([g if need else None for g, need in zip(given, needed, strict=True)])
 

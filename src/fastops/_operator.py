@@ -139,6 +139,8 @@ class Differentiable:
             return self.reference(*inputs)
         if not _compiling():
             return self._twin(*inputs)
+        if not self.overrides and any([_is_nested(x) for x in inputs]):  # noqa: C419 - for Dynamo
+            return self.native(*inputs)
         if _functorch_active() or self._is_reference:
             return self.reference(*inputs)
         needed = tuple([isinstance(x, Tensor) and x.requires_grad for x in inputs])
@@ -217,7 +219,7 @@ def _call_of(op: Differentiable) -> Callable[..., Any]:
                             return apply(*unwrap_dead_wrappers(inputs))
                     return apply(*inputs)
             result = raw(*inputs)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:
             if isinstance(error, NotImplementedError) and not op.overrides and any(map(_is_nested, inputs)):
                 return _public(op.native(*inputs), outputs)
             check_types(op.name, op.raw._schema, inputs)
@@ -269,7 +271,7 @@ def keep_error(error: BaseException) -> None:
     _kept.error = error
 
 
-def _raise_typed(error: RuntimeError) -> None:
+def _raise_typed(error: Exception) -> None:
     """Errors cross the stable ABI as text, before torch 2.13 not even that; types that people catch come back here."""
     kept, _kept.error = getattr(_kept, "error", None), None
     if kept is not None:
@@ -377,6 +379,12 @@ def elementwise(
 def wide(x: Tensor) -> Tensor:
     """``x`` in the dtype that kernels compute in: float32 for the half types."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def sum_of_rows(x: Tensor, dims: int = 1) -> Tensor:
+    """Over all but the last ``dims`` dimensions: a new tensor also where there are no others."""
+    x = x.unsqueeze(0)
+    return x.sum(tuple(range(x.dim() - dims))).contiguous()
 
 
 def check_parameter(op: str, name: str, parameter: Tensor, shape: list[int], input: Tensor) -> None:

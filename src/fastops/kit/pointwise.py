@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch._prims_common import compute_elementwise_output_strides
 
+from .._promotion import promoted
 from . import expression, source
 from .expression import Node
-from .program import Program, promoted, unique
+from .program import Program, unique
 
 
 class Pointwise(Program):

@@ -6,7 +6,6 @@ The other half is cpp/kit/program.h.
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import threading
 import warnings
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from .. import _C
 from .._operator import keep_error
+from .._promotion import promoted
 from .._registration import on_one_device
 from . import compiler, expression, nvrtc
 from .errors import KitError, NoCompiler
@@ -230,23 +230,6 @@ def unique(name: str, make: Callable[[], P]) -> P:
         if name not in _by_name:
             _by_name[name] = make()
         return _by_name[name]
-
-
-def promoted(tensors: Sequence[Tensor]) -> torch.dtype:
-    """The dtype of a function of these tensors, as torch's own promote: floating point at least."""
-    with_dims = [t.dtype for t in tensors if t.dim()]
-    without = [t.dtype for t in tensors if not t.dim()]
-    dtype = functools.reduce(torch.promote_types, with_dims or without)
-    if with_dims and without:
-        scalar = functools.reduce(torch.promote_types, without)
-        if _category(scalar) > _category(dtype):
-            one, none = torch.empty(1, dtype=dtype, device="meta"), torch.empty((), dtype=scalar, device="meta")
-            dtype = torch.result_type(one, none)
-    return dtype if _category(dtype) else torch.get_default_dtype()
-
-
-def _category(dtype: torch.dtype) -> int:
-    return 2 if dtype.is_complex else int(dtype.is_floating_point)
 
 
 _warned: set[tuple[str, str]] = set()

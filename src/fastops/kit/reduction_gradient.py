@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from .._operator import Differentiable
+from .._promotion import promoted
 from . import expression, source
 from .elementwise import Gradients, aligned, differentiable, of_one_dtype
 from .expression import Node
 from .pointwise import pointwise
-from .program import Kernels, promoted
+from .program import Kernels
 from .reduction_program import Reduction, length, normalised, reduction_program
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._promotion import promoted
 from . import expression, source
 from .expression import Node
-from .program import Program, promoted, unique
+from .program import Program, unique
 
 # Reductions that torch has, by which the plain composition takes them; and what an empty one is.
 _KNOWN = {"a + b": 0.0, "a * b": 1.0, "max(a, b)": None, "min(a, b)": None}

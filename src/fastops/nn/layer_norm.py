@@ -33,7 +33,9 @@ class LayerNorm(torch.nn.LayerNorm):
         torch.Size([8, 512, 768])
     """
 
-    weight_offset = 0.0  # of a torch module whose class becomes this one
+    # Of a torch.nn.LayerNorm that became one of these; of a class's attributes TorchScript sees its constants alone.
+    __constants__ = [*torch.nn.LayerNorm.__constants__, "weight_offset"]  # noqa: RUF012 - as torch has it
+    weight_offset = 0.0
 
     def __init__(
         self,

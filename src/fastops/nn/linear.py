@@ -47,7 +47,9 @@ class Linear(torch.nn.Linear):
         torch.Size([128, 30])
     """
 
-    # Of a torch.nn.Linear that became one of these. TorchScript reads no annotation of a class that is text.
+    # Of a torch.nn.Linear that became one of these. TorchScript reads no annotation of a class that is text, and of a
+    # class's attributes its constants alone.
+    __constants__ = [*torch.nn.Linear.__constants__, "activation"]  # noqa: RUF012 - as torch has it
     activation = cast("str | None", None)
 
     def __init__(

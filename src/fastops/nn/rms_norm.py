@@ -32,7 +32,9 @@ class RMSNorm(torch.nn.RMSNorm):
         torch.Size([8, 512, 768])
     """
 
-    # Of a torch.nn.RMSNorm that became one of these. TorchScript reads no annotation of a class that is text.
+    # Of a torch.nn.RMSNorm that became one of these. TorchScript reads no annotation of a class that is text, and of a
+    # class's attributes its constants alone.
+    __constants__ = [*torch.nn.RMSNorm.__constants__, "weight_offset"]  # noqa: RUF012 - as torch has it
     weight_offset = 0.0
 
     def __init__(

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from .._arguments import check_numbers
 from .._autocast import computes_wide, single_precision
 from .._norm import (
     check,
@@ -143,6 +144,8 @@ def add_rms_norm(
     if computes_wide(input):
         input, residual, weight = single_precision(input, residual, weight)  # type: ignore[assignment]
     dims = trailing_dims("add_rms_norm", input, normalized_shape)
+    if eps is not None or type(weight_offset) is not float:
+        check_numbers("add_rms_norm", eps=eps, weight_offset=weight_offset)
     if dims == 1 and eps is None and weight_offset == 0.0:
         return _op.call(input, residual, weight)
     return _op.call(input, residual, weight, dims, eps, weight_offset)

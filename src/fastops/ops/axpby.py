@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._arguments import check_tensors
+from .._arguments import check_numbers, check_tensors
 from .._operator import Operator, elementwise_batch, wide
+from .._promotion import promoted
 
 
 def axpby_reference(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
@@ -94,9 +95,8 @@ def axpby(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor
     if has_torch_function_variadic(x, y):
         return handle_torch_function(axpby, (x, y), x, y, alpha, beta)
     check_tensors("axpby", x=x, y=y)
-    if isinstance(alpha, Tensor) or isinstance(beta, Tensor):
-        raise TypeError("[axpby] alpha and beta must be numbers, got a Tensor; its gradient would be lost")
+    check_numbers("axpby", alpha=alpha, beta=beta)
     if x.dtype != y.dtype:
-        dtype = torch.result_type(x, y)
+        dtype = promoted((x, y))
         x, y = x.to(dtype), y.to(dtype)
     return _op.call(x, y, alpha, beta)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from .._arguments import check_numbers
 from .._autocast import computes_wide, single_precision
 from .._norm import (
     check,
@@ -150,6 +151,8 @@ def layer_norm(
     if computes_wide(input):
         input, weight, bias = single_precision(input, weight, bias)  # type: ignore[assignment]
     dims = trailing_dims("layer_norm", input, normalized_shape)
+    if type(eps) is not float or type(weight_offset) is not float:
+        check_numbers("layer_norm", eps=eps, weight_offset=weight_offset)
     if weight_offset != 0.0:
         return _op.call(input, weight, bias, dims, eps, weight_offset)
     if dims == 1 and eps == 1e-5:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._autocast import lower_precision
-from .._operator import Operator, check_parameter, wide
+from .._operator import Operator, check_parameter, sum_of_rows, wide
 from .._product import check_operands, check_types, product
 
 # tanh's form of gelu is u·sigmoid(2z), z = sqrt(2 / pi)·(u + 0.044715·u³), and 2z = u·(_FIRST + _THIRD·u²). From _MOST
@@ -123,7 +123,7 @@ def linear_epilogue_backward_reference(
     elif activation != "none":
         g = g * _DERIVATIVES[activation](s)
     bias_dtype = saved.dtype if bias is None else bias.dtype
-    grad_bias = g.reshape(-1, g.shape[-1]).sum(0) if need_bias else g.new_empty(0)
+    grad_bias = sum_of_rows(g) if need_bias else g.new_empty(0)
     return g.to(saved.dtype, copy=g is grad), grad_bias.to(bias_dtype)
 
 

@@ -11,7 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._arguments import check_tensors
 from .._autocast import lower_precision
-from .._operator import Operator, wide
+from .._operator import Operator, sum_of_rows, wide
 
 Pair = tuple[Tensor, Tensor]
 Triple = tuple[Tensor, Tensor, Tensor]
@@ -45,7 +45,7 @@ def lltm_cell_backward_reference(
     grad_h: Tensor, grad_cell: Tensor, gates: Tensor, bias: Tensor, old_cell: Tensor, need_bias: bool
 ) -> Triple:
     d_gates, d_cell = _cell_gradients(grad_h, grad_cell, wide(gates) + bias, old_cell)
-    d_bias = d_gates.reshape(-1, d_gates.shape[-1]).sum(0) if need_bias else d_gates.new_empty(0)
+    d_bias = sum_of_rows(d_gates) if need_bias else d_gates.new_empty(0)
     return d_gates.to(gates.dtype), d_bias.to(gates.dtype), d_cell.to(gates.dtype)
 
 

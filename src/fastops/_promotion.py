@@ -1,0 +1,26 @@
+"""The dtype of an elementwise result, as torch promotes. torch.compile does not trace torch's own function for it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def promoted(tensors: Sequence[Tensor]) -> torch.dtype:
+    """The dtype of a function of these tensors, as torch's own promote: floating point at least."""
+    with_dims = [t.dtype for t in tensors if t.dim()]
+    without = [t.dtype for t in tensors if not t.dim()]
+    dtype = functools.reduce(torch.promote_types, with_dims or without)
+    if with_dims and without:
+        scalar = functools.reduce(torch.promote_types, without)
+        if _category(scalar) > _category(dtype):
+            one, none = torch.empty(1, dtype=dtype, device="meta"), torch.empty((), dtype=scalar, device="meta")
+            dtype = torch.result_type(one, none)
+    return dtype if _category(dtype) else torch.get_default_dtype()
+
+
+def _category(dtype: torch.dtype) -> int:
+    return 2 if dtype.is_complex else int(dtype.is_floating_point)
