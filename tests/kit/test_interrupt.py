@@ -81,9 +81,11 @@ def test_an_error_that_comes_later_is_its_own(monkeypatch: pytest.MonkeyPatch) -
         op(torch.ones(3), torch.ones(2))
 
 
+# A shell's background job starts with SIGINT ignored, and so do its children: then Python has no handler of its own.
 PROCESS = """
-import sys, torch
+import signal, sys, torch
 from fastops import kit
+signal.signal(signal.SIGINT, signal.default_int_handler)
 print("ready", flush=True)
 try:
     {call}
