@@ -1,20 +1,8 @@
 #include "dependent.cuh"
 
+#include "card.cuh"
+
 namespace fastops::FASTOPS_ARCH {
-
-// What needs compute capability 9.0 is left out of the kernels where they were compiled for less.
-static __global__ void probe() { wait_for_earlier_kernels(); }
-
-bool compute90_runs_here() {
-  static PerDevice answers;
-  return answers.get([](int) -> int {
-    cudaFuncAttributes attributes;
-    if (cudaFuncGetAttributes(&attributes, probe) == cudaSuccess) return attributes.ptxVersion >= 90 ? 1 : 0;
-    cudaGetLastError();  // forget it
-    return PerDevice::kUnknown;
-  }) == 1;
-}
-
 namespace {
 
 // Whether, there, kernels may be launched early, into CUDA graphs too.

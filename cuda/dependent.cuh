@@ -14,9 +14,6 @@
 
 namespace fastops::FASTOPS_ARCH {
 
-// Whether the current device runs code that was compiled for compute capability 9.0 or later.
-bool compute90_runs_here();
-
 // Where a launch comes in its stream, which may be captured into a CUDA graph.
 class Placement {
  public:

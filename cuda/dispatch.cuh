@@ -59,8 +59,9 @@ class PerDevice {
     return known - 1;
   }
 
+  static constexpr int kDevices = 64;  // of which it keeps the answer
+
  private:
-  static constexpr int kDevices = 64;
   std::atomic<int> answers_[kDevices] = {};
 };
 

@@ -18,8 +18,7 @@ using device::kVector;
 using device::Vector;
 
 constexpr int kWarp = 32;
-constexpr int kVectors = 2;             // of 16 bytes, a thread's in the kernels of short rows
-constexpr int64_t kMostRows = 1 << 30;  // for kernels that count rows in 32 bits
+constexpr int kVectors = 2;  // of 16 bytes, a thread's in the kernels of short rows
 
 template <Norm N>
 constexpr int kStatistics = statistics_of(N);

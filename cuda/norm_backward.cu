@@ -1,10 +1,10 @@
-// The backward of the norms; formulas in norm_backward.cuh. Blocks stay and walk over rows; while one row is worked on, the
-// next one is on its way into registers. The sums for the parameters stay in registers to the end and leave as one row of
-// `partial` a block. Few rows go to norm_backward_few.cu, longer ones to norm_backward_ring.cu where the card has clusters,
-// those of single elements to norm_backward_ragged.cu; what none of them takes is read several times.
+// The backward of the norms; formulas in norm_backward.cuh, the choice of a kernel in cpp/plan/norm_backward.h. Here are blocks
+// that stay and walk over rows; while one row is worked on, the next one is on its way into registers. The sums for the
+// parameters stay in registers to the end and leave as one row of `partial` a block. And rows that are read several times.
+#include "card.cuh"
+#include "dependent.cuh"
 #include "norm_backward.cuh"
 #include "norm_columns.cuh"
-#include "norm_ring.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
@@ -175,121 +175,105 @@ __global__ void __launch_bounds__(kWarp* kMostColumnWarps)
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-// By the dtype and n, nothing else, but for more rows than anybody has.
-TeamPlan plan_of(const NormBackward& a) {
-  if (a.rows > kMostRows) return {0, 0, 0};
-  const int64_t size = size_of(a.dtype), full = 16 / size;
-  if (a.n % full != 0 && !(full == 8 && a.n % 4 == 0)) return {0, 0, 0};
-  const int64_t each = kVectors * full;  // elements a thread
-  auto teams = [&](int64_t most) { return static_cast<int>(std::clamp<int64_t>(kShared / part_bytes(a), 1, most)); };
-  if (a.n % full == 0)
-    for (int lanes : {8, 16})
-      if (a.n <= lanes * each) return {lanes, 1, kLaneThreads / lanes};
-  if (a.n <= kWarp * each) return {kWarp, 1, kLaneThreads / kWarp};
-  const int64_t warps = ceil_div(a.n, kWarp * each);
-  if (warps > kThreads / kWarp) return {0, 0, 0};
-  return {0, static_cast<int>(warps), teams(std::max<int64_t>(1, 8 / warps))};
-}
-
-int64_t blocks_of(const NormBackward& a, const TeamPlan& plan) {
-  if (plan.warps == 0) return resident_blocks(a.rows, 1, 1024 / kThreads);
-  return resident_blocks(a.rows, plan.teams, kThreads / plan.threads());
-}
-
 int64_t column_tiles(const NormBackward& a) { return ceil_div(a.n * size_of(a.dtype), 16 * kWarp); }
 
-// Rows so few that reading them again, at the same time, is faster than partial sums and a kernel for them.
-bool few_rows(const NormBackward& a) { return a.rows <= kFewRows && a.rows * a.n * size_of(a.dtype) <= 1 << 20; }
-
-template <Norm N, class T, class P, int W, int Lanes>
-int launch(const NormBackward& args, const TeamPlan& plan, cudaStream_t stream) {
-  const Backward<T, P> a(args);
+template <Norm N, class T, class P, int W, int Lanes, bool GradSum>
+int launch(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
+  const int warps = Lanes ? 1 : plan.order.threads / kWarp;
   const auto blocks = static_cast<unsigned>(args.chunks);
-  return dispatch_bool(args.grad_sum != nullptr, [&](auto grad_sum) -> int {
-    return launch_kernel(&backward_kernel<N, T, P, W, Lanes, decltype(grad_sum)::value>,
-                         launch_config(blocks, plan.threads(), stream, parts_bytes(args, plan.teams)), a, plan.warps);
+  return launch_kernel(&backward_kernel<N, T, P, W, Lanes, GradSum>,
+                       launch_config(blocks, plan.threads, stream, parts_bytes(args, plan.teams)), Backward<T, P>(args),
+                       warps);
+}
+
+template <plan::Access Access>
+int launch_registers(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
+  return with_form<BackwardTable, BackwardTable::Kernel::registers, Access>(plan, [&](auto form) -> int {
+    using Form = decltype(form);
+    return dispatch_problem(args, [&](auto norm, auto t, auto p) -> int {
+      constexpr Norm N = decltype(norm)::value;
+      using T = typename decltype(t)::type;
+      using P = typename decltype(p)::type;
+      constexpr int W = Access == plan::Access::vec16 ? kVector<T> : 4;
+      constexpr int Lanes = Form::rule.team.team == plan::Team::lanes ? Form::rule.team.threads : 0;
+      if constexpr (Form::is_for(kProblem<N, T, P>)) {
+        static_assert(Form::rule.team.each == kVectors * kVector<T> / W);
+        return args.grad_sum ? launch<N, T, P, W, Lanes, true>(args, plan, stream)
+                             : launch<N, T, P, W, Lanes, false>(args, plan, stream);
+      }
+      return cudaErrorInvalidValue;
+    });
   });
 }
 
-template <Norm N, class T, class P, int W>
-int launch_width(const NormBackward& args, cudaStream_t stream) {
-  const TeamPlan plan = plan_of(args);
-  if constexpr (W == kVector<T>) {
-    if (plan.lanes == 8) return launch<N, T, P, W, 8>(args, plan, stream);
-    if (plan.lanes == 16) return launch<N, T, P, W, 16>(args, plan, stream);
-  }
-  if constexpr (W > 1) {
-    if (plan.lanes == kWarp) return launch<N, T, P, W, kWarp>(args, plan, stream);
-    if (plan.warps) return launch<N, T, P, W, 0>(args, plan, stream);
-  }
-  if (!args.grad_input) return cudaSuccess;
-  const auto blocks = static_cast<unsigned>(blocks_of(args, plan));
-  return launch_kernel(&backward_long_kernel<N, T, P, W>, launch_config(blocks, kThreads, stream),
-                       Backward<T, P>(args));
+int norm_backward_registers(const NormBackward& a, const Plan& plan, cudaStream_t stream) {
+  return plan.order.access == plan::Access::vec16 ? launch_registers<plan::Access::vec16>(a, plan, stream)
+                                                  : launch_registers<plan::Access::vec8>(a, plan, stream);
 }
 
-template <Norm N, class T, class P, int W>
+// f(norm, tag<T>, tag<P>, width)
+template <class F>
+int dispatch_all(const NormBackward& a, F f) {
+  return dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
+    return dispatch_width<typename decltype(t)::type>(a.n, [&](auto width) -> int { return f(norm, t, p, width); });
+  });
+}
+
+int norm_backward_long(const NormBackward& a, const Plan&, cudaStream_t stream) {
+  if (!a.grad_input) return cudaSuccess;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(a.rows, 2 * multiprocessors()));
+  return dispatch_all(a, [&](auto norm, auto t, auto p, auto width) -> int {
+    using T = typename decltype(t)::type;
+    using P = typename decltype(p)::type;
+    return launch_kernel(&backward_long_kernel<decltype(norm)::value, T, P, decltype(width)::value>,
+                         launch_config(blocks, kThreads, stream), Backward<T, P>(a));
+  });
+}
+
 int launch_columns(const NormBackward& a, cudaStream_t stream) {
-  const int64_t chunks = a.partial ? a.chunks : 1, tiles = a.partial ? column_tiles(a) : ceil_div(a.n / W, kWarp);
-  const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(std::min<int64_t>(tiles, 65535)));
-  const bool more = a.gather == Gather::columns && a.rows > kColumnWarps * kColumnRows;
-  const int threads = (more ? kMostColumnWarps : kColumnWarps) * kWarp;
-  return launch_kernel(&backward_columns_kernel<N, T, P, W>, launch_config(grid, threads, stream), Backward<T, P>(a),
-                       chunks);
+  return dispatch_all(a, [&](auto norm, auto t, auto p, auto width) -> int {
+    constexpr int W = decltype(width)::value;
+    using T = typename decltype(t)::type;
+    using P = typename decltype(p)::type;
+    const int64_t chunks = a.partial ? a.chunks : 1, tiles = a.partial ? column_tiles(a) : ceil_div(a.n / W, kWarp);
+    const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(std::min<int64_t>(tiles, 65535)));
+    const bool more = a.gather == Gather::columns && a.rows > kColumnWarps * kColumnRows;
+    const int threads = (more ? kMostColumnWarps : kColumnWarps) * kWarp;
+    return launch_kernel(&backward_columns_kernel<decltype(norm)::value, T, P, W>, launch_config(grid, threads, stream),
+                         Backward<T, P>(a), chunks);
+  });
 }
 
-// How the kernel of many rows adds up a row, where the problem is one for norm_backward_few.cu.
-std::optional<SumOrder> few_order(const NormBackward& a) {
-  if (!few_rows(a) || !few_takes(a)) return std::nullopt;
-  if (ring_takes(a)) return ring_order(a);
-  if (ragged_takes(a)) return ragged_order(a);
-  const TeamPlan plan = plan_of(a);
-  if (plan.warps == 0) return std::nullopt;
-  return SumOrder{plan.lanes ? plan.lanes : kWarp, plan.warps, 0, 0};
-}
+// By the numbers of plan::norm_backward::Kernel.
+using Launcher = int(const NormBackward&, const Plan&, cudaStream_t);
+constexpr Launcher* kLaunchers[] = {
+    norm_backward_registers, norm_backward_single_wave, norm_backward_ragged,
+    norm_backward_ring,      norm_backward_wide,        norm_backward_long,
+};
 
 }  // namespace
 
-void norm_backward_plan(NormBackward& a) {
-  if (few_order(a)) {
-    a.chunks = 1;
-    a.gather = a.rows == 1 ? Gather::whole : Gather::columns;
-    return;
-  }
-  const bool ring = ring_takes(a), ragged = ragged_takes(a);
-  const TeamPlan plan = plan_of(a);
-  const bool one_pass = ring || ragged || plan.warps;
-  if (ring)
-    a.chunks = norm_backward_ring_chunks(a);
-  else if (ragged)
-    a.chunks = norm_backward_ragged_chunks(a);
-  else if (one_pass)
-    a.chunks = blocks_of(a, plan);
-  else
-    a.chunks = std::clamp<int64_t>(8 * multiprocessors() / column_tiles(a), 1, ceil_div(a.rows, kColumnWarps));
-  a.gather = one_pass && a.chunks == 1 ? Gather::whole : few_rows(a) ? Gather::columns : Gather::partial;
+Plan norm_backward_plan(const NormBackward& a) {
+  using Kernel = BackwardTable::Kernel;
+  const plan::Row row = row_of(a);
+  const Card here = card();
+  Plan plan = plan::norm_backward::plan(row, a.rows, here);
+  const int64_t clusters = plan.by().kernel == Kernel::ring        ? norm_backward_ring_clusters(a, plan)
+                           : plan.by().kernel == Kernel::ring_long ? norm_backward_wide_clusters(a, plan)
+                                                                   : 0;
+  plan.columns = column_order(plan, row, a.rows, here, clusters);
+  return plan;
 }
 
-int norm_backward(const NormBackward& a, void* stream_handle) {
-  if (const auto order = few_order(a)) return norm_backward_few(a, *order, stream_handle);
+int norm_backward(const NormBackward& a, const Plan& plan, void* stream_handle) {
+  using Kernel = BackwardTable::Kernel;
   auto stream = static_cast<cudaStream_t>(stream_handle);
-  const bool ring = ring_takes(a), ragged = ragged_takes(a), one_pass = ring || ragged || plan_of(a).warps;
-  const bool columns = a.wants_parameters() && (a.gather == Gather::columns || !one_pass);
-  const bool rows = a.grad_input || !columns;
-  if ((ring || ragged) && rows) {
-    const int error = ring ? norm_backward_ring(a, stream) : norm_backward_ragged(a, stream);
-    if (error != cudaSuccess || !columns) return error;
-  }
-  return dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
-    constexpr Norm N = decltype(norm)::value;
-    using T = typename decltype(t)::type;
-    using P = typename decltype(p)::type;
-    return dispatch_width<T>(a.n, [&](auto width) -> int {
-      constexpr int W = decltype(width)::value;
-      const int error = rows && !ring && !ragged ? launch_width<N, T, P, W>(a, stream) : cudaSuccess;
-      return error == cudaSuccess && columns ? launch_columns<N, T, P, W>(a, stream) : error;
-    });
-  });
+  const Kernel kernel = plan.by().kernel;
+  const bool columns = kernel != Kernel::single_wave && a.wants_parameters() &&
+                       (a.gather == Gather::columns || kernel == Kernel::long_row);
+  int error = cudaSuccess;
+  if (a.grad_input || !columns) error = kLaunchers[static_cast<int>(kernel)](a, plan, stream);
+  return error == cudaSuccess && columns ? launch_columns(a, stream) : error;
 }
 
 }  // namespace fastops::FASTOPS_ARCH

@@ -7,13 +7,23 @@
 // fused and a rounded one is not 0 where it must be, as in rows of one element. What is fused in a row's own numbers says so:
 // every kernel gives it the same bits.
 #include "norm.cuh"
+#include "norm_plan.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 
-// Rows in words, norm_backward_ragged.cu: whether it takes this problem, and in how many chunks.
-bool ragged_takes(const NormBackward& a);
-int64_t norm_backward_ragged_chunks(const NormBackward& a);
-int norm_backward_ragged(const NormBackward& a, void* stream);
+using Plan = plan::norm_backward::Plan;
+
+// The launchers of the kernels, each in a file of its own. clusters: how many of the plan's a card has at once.
+int norm_backward_single_wave(const NormBackward& a, const Plan& plan, cudaStream_t stream);
+int norm_backward_ragged(const NormBackward& a, const Plan& plan, cudaStream_t stream);
+int norm_backward_ring(const NormBackward& a, const Plan& plan, cudaStream_t stream);
+int64_t norm_backward_ring_clusters(const NormBackward& a, const Plan& plan);
+int norm_backward_wide(const NormBackward& a, const Plan& plan, cudaStream_t stream);
+int64_t norm_backward_wide_clusters(const NormBackward& a, const Plan& plan);
+
+inline plan::Row row_of(const NormBackward& a) {
+  return {a.norm, a.dtype, a.parameter, a.grad_sum != nullptr, a.n, a.rows > plan::kMostRows};
+}
 
 // How the kernels of many rows add up a row: each thread of a team its vectors or words in turn, then the lanes, then the
 // warps. `each`: words of a row that a warp of it has, the first `more` of them one word more; 0: the team's threads take
@@ -25,11 +35,6 @@ struct SumOrder {
   __device__ int end(int warp, int units) const { return each ? begin(warp + 1) : units; }
   __device__ int step() const { return each ? lanes : warps * lanes; }
 };
-
-// norm_backward_few.cu: whether it takes rows of that length.
-bool few_takes(const NormBackward& a);
-int norm_backward_few(const NormBackward& a, const SumOrder& order, void* stream);
-SumOrder ragged_order(const NormBackward& a);
 
 template <Norm N>
 constexpr int kSums = N == Norm::layer ? 2 : 1;
@@ -153,16 +158,7 @@ __device__ inline void store_parameter_grad(const Backward<T, P>& a, int which, 
     device::store<true, W>(static_cast<T*>(a.parameter_grads[which]) + at, W, values);
 }
 
-constexpr int kLaneThreads = 128;      // a block's whose teams are lanes of a warp
-constexpr int64_t kShared = 40 << 10;  // for the column sums of a block's teams; the rest of 48 KB is the row sums'
-
-// How a block divides rows among its threads.
-struct TeamPlan {
-  int lanes;  // of a row; 0: warps
-  int warps;  // of a row; 0: the row does not fit registers
-  int teams;  // of a block
-  int threads() const { return lanes ? kLaneThreads : teams * warps * kWarp; }
-};
+constexpr int kLaneThreads = 128;  // a block's whose teams are lanes of a warp
 
 // Of one team's column sums, [sums·n], and of all that a block adds up in shared memory.
 inline int64_t part_bytes(const NormBackward& a) { return a.sums() * a.n * size_of(accumulate_type(a.dtype)); }
@@ -200,11 +196,6 @@ __device__ inline void add_parts(const Backward<T, P>& a, const A* parts, int co
     add_parts_by<kVector<A>>(a, parts, count, columns, result);
   else
     add_parts_by<1>(a, parts, count, columns, result);
-}
-
-// Blocks that stay: as many as fill the card, no more than there is work for.
-inline int64_t resident_blocks(int64_t rows, int64_t rows_a_block, int64_t a_multiprocessor) {
-  return std::min(ceil_div(rows, rows_a_block), a_multiprocessor * multiprocessors());
 }
 
 }  // namespace fastops::FASTOPS_ARCH

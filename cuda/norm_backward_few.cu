@@ -228,12 +228,6 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-// Elements of a unit, by those of the widest vector that n allows: where that is one element, words.
-template <class T>
-constexpr int unit_width(int width) {
-  return width > 1 ? width : kWord<T>;
-}
-
 template <Norm N, class T, class P, int W, bool Words>
 int launch(const NormBackward& a, const SumOrder& order, cudaStream_t stream) {
   const bool columns = a.gather == Gather::columns && a.wants_parameters();
@@ -249,23 +243,29 @@ int launch(const NormBackward& a, const SumOrder& order, cudaStream_t stream) {
                        team);
 }
 
-}  // namespace
-
-bool few_takes(const NormBackward& a) {
-  return dispatch(a.dtype, [&](auto t) -> int {
-    using T = typename decltype(t)::type;
-    return ceil_div(a.n, unit_width<T>(vector_width<T>(a.n))) <= kMostUnits<T>;
-  });
+// The order in which the kernel of many rows adds up a row: the rule's.
+SumOrder order_of(const NormBackward& a, const Plan& plan) {
+  const bool lanes = plan.order.team == plan::Team::lanes;
+  SumOrder order{lanes ? plan.order.threads : kWarp, lanes ? 1 : plan.order.threads / kWarp, 0, 0};
+  if (!lanes && plan.order.access == plan::Access::word) {
+    const int words = static_cast<int>(plan::units_of(row_of(a), plan.order.access));
+    order.each = words / order.warps;
+    order.more = words % order.warps;
+  }
+  return order;
 }
 
-int norm_backward_few(const NormBackward& a, const SumOrder& order, void* stream_handle) {
-  auto stream = static_cast<cudaStream_t>(stream_handle);
+}  // namespace
+
+int norm_backward_single_wave(const NormBackward& a, const Plan& plan, cudaStream_t stream) {
+  const SumOrder order = order_of(a, plan);
   return dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
     using T = typename decltype(t)::type;
     using P = typename decltype(p)::type;
     return dispatch_width<T>(a.n, [&](auto width) -> int {
-      constexpr int W = decltype(width)::value;
-      return launch<decltype(norm)::value, T, P, unit_width<T>(W), W == 1>(a, order, stream);
+      // Elements of a unit, by those of the widest vector that n allows: where that is one element, words.
+      constexpr int kWidth = decltype(width)::value, W = kWidth > 1 ? kWidth : kWord<T>;
+      return launch<decltype(norm)::value, T, P, W, kWidth == 1>(a, order, stream);
     });
   });
 }

@@ -139,70 +139,32 @@ __global__ void __launch_bounds__(Lanes ? kLaneThreads : kMostWarps * kWarp,
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-struct Plan : TeamPlan {
-  int blocks;  // of a multiprocessor
-};
-
-int64_t words_of(const NormBackward& a) { return ceil_div(a.n, size_of(a.dtype) == 2 ? 2 : 1); }
-
-// By the norm, the dtype and n, nothing else.
-Plan plan_of(const NormBackward& a) {
-  const int64_t size = size_of(a.dtype), words = words_of(a);
-  for (int lanes : {8, 32})
-    if (words <= lanes * kFewWords)
-      return {{lanes, 1, kLaneThreads / lanes}, resident_threads(lanes, size) / kLaneThreads};
-  const int warps = static_cast<int>(ceil_div(words, kWarp * many_words(size)));
-  // Two blocks a multiprocessor where they have as many warps as one.
-  const int64_t most = kMostWarps / 2 % warps == 0 ? kMostWarps / 2 / warps : kMostWarps / warps;
-  const int teams = static_cast<int>(std::clamp<int64_t>(kShared / part_bytes(a), 1, most));
-  return {{0, warps, teams}, resident_threads(0, size) / (teams * warps * kWarp)};
-}
-
-template <Norm N, class T, class P, int Words, int Checked, int Lanes>
-int launch(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
-  const Backward<T, P> a(args);
-  const auto blocks = static_cast<unsigned>(args.chunks);
-  const int words = static_cast<int>(words_of(args));
-  return dispatch_bool(args.grad_sum != nullptr, [&](auto grad_sum) -> int {
-    return launch_kernel(&backward_ragged_kernel<N, T, P, Words, Checked, Lanes, decltype(grad_sum)::value>,
-                         launch_config(blocks, plan.threads(), stream, parts_bytes(args, plan.teams)), a, plan.warps,
-                         words / plan.warps, words % plan.warps);
-  });
-}
-
 }  // namespace
 
-bool ragged_takes(const NormBackward& a) {
-  const int64_t size = size_of(a.dtype);
-  const bool vectors = a.n * size % 16 == 0 || (size == 2 && a.n % 4 == 0);
-  return !vectors && a.rows <= kMostRows && words_of(a) <= kMostWarps * kWarp * many_words(size);
-}
-
-SumOrder ragged_order(const NormBackward& a) {
-  const Plan plan = plan_of(a);
-  const int words = static_cast<int>(words_of(a));
-  if (plan.lanes) return {plan.lanes, 1, 0, 0};
-  return {kWarp, plan.warps, words / plan.warps, words % plan.warps};
-}
-
-int64_t norm_backward_ragged_chunks(const NormBackward& a) {
-  const Plan plan = plan_of(a);
-  return resident_blocks(a.rows, plan.teams, plan.blocks);
-}
-
-int norm_backward_ragged(const NormBackward& a, void* stream_handle) {
-  auto stream = static_cast<cudaStream_t>(stream_handle);
-  const Plan plan = plan_of(a);
-  return dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
-    constexpr Norm N = decltype(norm)::value;
-    using T = typename decltype(t)::type;
-    using P = typename decltype(p)::type;
-    constexpr int kMany = many_words(sizeof(T));
-    if (plan.lanes == 8) return launch<N, T, P, kFewWords, kFewWords, 8>(a, plan, stream);
-    if (plan.lanes == kWarp) return launch<N, T, P, kFewWords, kFewWords, kWarp>(a, plan, stream);
-    // One warp has more than kFewWords a lane, several have half of what they could.
-    constexpr int kFull = std::min(kFewWords, kMany / 2);
-    return launch<N, T, P, kMany, kMany - kFull, 0>(a, plan, stream);
+int norm_backward_ragged(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
+  const int words = static_cast<int>(plan::units_of(row_of(args), plan.order.access));
+  return with_form<BackwardTable, BackwardTable::Kernel::words, plan::Access::word>(plan, [&](auto form) -> int {
+    using Form = decltype(form);
+    return dispatch_problem(args, [&](auto norm, auto t, auto p) -> int {
+      return dispatch_bool(args.grad_sum != nullptr, [&](auto grad_sum) -> int {
+        constexpr Norm N = decltype(norm)::value;
+        using T = typename decltype(t)::type;
+        using P = typename decltype(p)::type;
+        if constexpr (Form::is_for(kProblem<N, T, P>)) {
+          constexpr int Words = Form::rule.team.each;
+          constexpr int Lanes = Form::rule.team.team == plan::Team::lanes ? Form::rule.team.threads : 0;
+          static_assert(Lanes ? Words == kFewWords : Words == many_words(sizeof(T)));
+          // One warp has more than kFewWords a lane, several have half of what they could.
+          constexpr int Checked = Lanes ? Words : Words - std::min(kFewWords, Words / 2);
+          const int warps = Lanes ? 1 : plan.order.threads / kWarp;
+          return launch_kernel(
+              &backward_ragged_kernel<N, T, P, Words, Checked, Lanes, decltype(grad_sum)::value>,
+              launch_config(static_cast<unsigned>(args.chunks), plan.threads, stream, parts_bytes(args, plan.teams)),
+              Backward<T, P>(args), warps, words / warps, words % warps);
+        }
+        return cudaErrorInvalidValue;
+      });
+    });
   });
 }
 

@@ -161,68 +161,42 @@ __global__ void __launch_bounds__(kRingWarps* kWarp)
 #endif
 }
 
-struct Plan {
-  RingPlan ring;
-  int warps, teams;
-};
+// ---- host ------------------------------------------------------------------------------------------------------------
 
-Plan plan_of(const NormBackward& a) {
-  const int64_t size = size_of(a.dtype), vectors = a.n * size / 16, warp_vectors = kWarp * 32 * size / 16;
-  const int cluster = cluster_of(ceil_div(vectors, kRingWarps * warp_vectors));
-  const int64_t part = ceil_div(vectors, cluster);
-  const int warps = static_cast<int>(ceil_div(part, warp_vectors)), teams = cluster > 1 ? 1 : kRingWarps / warps;
-  const int64_t stage = teams * part * 16 * (a.grad_sum ? 3 : 2);
-  // Two stages where they keep memory busy: with more on their way most were slower (docs/performance.md). Several teams take
-  // turns, and an rms norm without a residual has least to do between rows. The ring's memory takes the teams' sums at the
-  // end: two stages of halves are just enough.
-  const bool quick = teams > 1 || (a.norm == Norm::rms && !a.grad_sum && cluster <= 2);
-  const int most_stages = stage * 2 >= (quick ? 64 << 10 : 80 << 10) ? 2 : kMostStages;
-  return {ring_plan(teams * warps * kWarp, cluster, stage, 0, most_stages), warps, teams};
-}
+ClusterShape shape_of(const Plan& plan) { return {plan.threads, static_cast<int>(plan.order.blocks), plan.ring.bytes}; }
 
-// f(kernel, arguments, last answer) for the kernel of this problem.
-template <class F>
-int64_t with_kernel(const NormBackward& a, F f) {
-  return dispatch_ring(
-      a, a.grad_sum != nullptr, [&](auto norm, auto t, auto p, auto sum, LastAnswer& known) -> int64_t {
-        using T = typename decltype(t)::type;
-        using P = typename decltype(p)::type;
-        return f(&backward_ring_kernel<decltype(norm)::value, T, P, decltype(sum)::value>, Backward<T, P>(a), known);
-      });
+// f(kernel, tag<T>, tag<P>) for the kernel of this problem; `none` where there is none.
+template <class Result, class F>
+Result with_kernel(const NormBackward& a, Result none, F f) {
+  Result result = none;
+  dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
+    return dispatch_bool(a.grad_sum != nullptr, [&](auto grad_sum) -> int {
+      using T = typename decltype(t)::type;
+      using P = typename decltype(p)::type;
+      if constexpr (sizeof(T) < 8) {
+        constexpr auto kKernel = &backward_ring_kernel<decltype(norm)::value, T, P, decltype(grad_sum)::value>;
+        result = f(std::integral_constant<decltype(kKernel), kKernel>{}, t, p);
+      }
+      return cudaSuccess;
+    });
+  });
+  return result;
 }
 
 }  // namespace
 
-bool ring_takes(const NormBackward& a) {
-  const int64_t bytes = a.n * size_of(a.dtype);
-  if (bytes <= 4096 || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows || !compute90_runs_here())
-    return false;
-  if (wide_takes(a)) return true;
-  const Plan plan = plan_of(a);
-  // Large clusters are not granted everywhere.
-  return plan.ring.cluster <= kMostBlocksOfRow && plan.ring.stages >= 2 && norm_backward_ring_chunks(a) > 0;
+int64_t norm_backward_ring_clusters(const NormBackward& a, const Plan& plan) {
+  return with_kernel<int64_t>(
+      a, 1, [&](auto kernel, auto, auto) { return resident_clusters<decltype(kernel)::value>(shape_of(plan)); });
 }
 
-std::optional<SumOrder> ring_order(const NormBackward& a) {
-  const Plan plan = plan_of(a);
-  if (plan.ring.cluster > 1 || wide_takes(a)) return std::nullopt;
-  return SumOrder{kWarp, plan.warps, 0, 0};
-}
-
-int64_t norm_backward_ring_chunks(const NormBackward& a) {
-  if (wide_takes(a)) return norm_backward_wide_chunks(a);
-  const Plan plan = plan_of(a);
-  return with_kernel(a, [&](auto* kernel, const auto&, LastAnswer& known) {
-    return std::min(ceil_div(a.rows, plan.teams), most_clusters(kernel, plan.ring, known));
+int norm_backward_ring(const NormBackward& a, const Plan& plan, cudaStream_t stream) {
+  return with_kernel<int>(a, cudaErrorInvalidValue, [&](auto kernel, auto t, auto p) {
+    const ClusterShape shape = shape_of(plan);
+    return launch_clusters<decltype(kernel)::value>(shape, a.chunks, stream,
+                                                    Backward<typename decltype(t)::type, typename decltype(p)::type>(a),
+                                                    shape.blocks, plan.ring.stages, plan.order.threads / kWarp);
   });
-}
-
-int norm_backward_ring(const NormBackward& args, void* stream) {
-  if (wide_takes(args)) return norm_backward_wide(args, stream);
-  const Plan plan = plan_of(args);
-  return static_cast<int>(with_kernel(args, [&](auto* kernel, const auto& a, LastAnswer&) -> int64_t {
-    return launch_ring(kernel, plan.ring, args.chunks, a, stream, plan.warps);
-  }));
 }
 
 }  // namespace fastops::FASTOPS_ARCH

@@ -164,42 +164,31 @@ __global__ void __launch_bounds__(kWideThreads, 1)
 #endif
 }
 
-RingPlan plan_of(const NormBackward& a) {
-  const int64_t vectors = a.n * size_of(a.dtype) / 16;
-  const int cluster = cluster_of(ceil_div(vectors, kWideThreads * kWideVectors));
-  return ring_plan(kWideThreads, cluster, ceil_div(vectors, cluster) * 16 * 2);
-}
+// ---- host ------------------------------------------------------------------------------------------------------------
 
-// f(kernel, arguments, last answer) for the kernel of this problem.
+ClusterShape shape_of(const Plan& plan) { return {plan.threads, static_cast<int>(plan.order.blocks), plan.ring.bytes}; }
+
+// f(tag<T>) for the half type.
 template <class F>
-int64_t with_kernel(const NormBackward& a, F f) {
-  auto of = [&](auto t) -> int64_t {
-    using T = typename decltype(t)::type;
-    static LastAnswer known;
-    return f(&backward_wide_kernel<T>, Backward<T, T>(a), known);
-  };
-  return a.dtype == DType::f16 ? of(tag<device::f16>{}) : of(tag<device::bf16>{});
+auto dispatch_half(DType dtype, F f) {
+  return dtype == DType::f16 ? f(tag<device::f16>{}) : f(tag<device::bf16>{});
 }
 
 }  // namespace
 
-bool wide_takes(const NormBackward& a) {
-  if (a.norm != Norm::layer || size_of(a.dtype) != 2 || a.parameter != a.dtype || a.grad_sum || a.n * 2 <= 65536)
-    return false;
-  const RingPlan plan = plan_of(a);
-  return plan.cluster <= kMostWideBlocks && plan.stages >= 2 && norm_backward_wide_chunks(a) > 0;
-}
-
-int64_t norm_backward_wide_chunks(const NormBackward& a) {
-  return with_kernel(a, [&](auto* kernel, const auto&, LastAnswer& known) {
-    return std::min(a.rows, most_clusters(kernel, plan_of(a), known));
+int64_t norm_backward_wide_clusters(const NormBackward& a, const Plan& plan) {
+  return dispatch_half(a.dtype, [&](auto t) {
+    return resident_clusters<&backward_wide_kernel<typename decltype(t)::type>>(shape_of(plan));
   });
 }
 
-int norm_backward_wide(const NormBackward& args, void* stream) {
-  return static_cast<int>(with_kernel(args, [&](auto* kernel, const auto& a, LastAnswer&) -> int64_t {
-    return launch_ring(kernel, plan_of(args), args.chunks, a, stream);
-  }));
+int norm_backward_wide(const NormBackward& a, const Plan& plan, cudaStream_t stream) {
+  return dispatch_half(a.dtype, [&](auto t) {
+    using T = typename decltype(t)::type;
+    const ClusterShape shape = shape_of(plan);
+    return launch_clusters<&backward_wide_kernel<T>>(shape, a.chunks, stream, Backward<T, T>(a), shape.blocks,
+                                                     plan.ring.stages);
+  });
 }
 
 }  // namespace fastops::FASTOPS_ARCH

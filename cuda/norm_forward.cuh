@@ -3,44 +3,27 @@
 #include <cmath>
 
 #include "norm.cuh"
+#include "plan/norm_forward.h"
 
 namespace fastops::FASTOPS_ARCH {
 
-// Rows that fit registers, of which not every one starts at 16 bytes: those of halves that start at 8, with parameters of the
-// same dtype, and all others.
-bool narrow_takes(const NormForward& a);
-int norm_forward_narrow(const NormForward& a, void* stream);
-bool ragged_takes(const NormForward& a);
-int norm_forward_ragged(const NormForward& a, void* stream);
+using Plan = plan::norm_forward::Plan;
 
-// Elements of a narrow vector; how many of them a thread has where two warps have the row, else 0.
-constexpr int kNarrow = 4;
-inline int narrow_of_two_warps(int64_t vectors) {
-  return vectors <= 6 * kWarp || vectors > 12 * kWarp ? 0 : vectors <= 8 * kWarp ? 4 : 6;
+// The launchers of the kernels, each in a file of its own.
+int norm_forward_narrow(const NormForward& a, const Plan& plan, cudaStream_t stream);
+int norm_forward_pairs(const NormForward& a, const Plan& plan, cudaStream_t stream);
+int norm_forward_twice(const NormForward& a, const Plan& plan, cudaStream_t stream);
+int norm_forward_held(const NormForward& a, const Plan& plan, cudaStream_t stream);
+int norm_forward_cluster(const NormForward& a, const Plan& plan, cudaStream_t stream);
+int norm_forward_cluster_pairs(const NormForward& a, const Plan& plan, cudaStream_t stream);
+int norm_forward_ring(const NormForward& a, const Plan& plan, cudaStream_t stream);
+int norm_forward_ragged(const NormForward& a, const Plan& plan, cudaStream_t stream);
+
+inline plan::Row row_of(const NormForward& a) {
+  return {a.norm, a.dtype, a.parameter, a.residual != nullptr, a.n, false};
 }
 
-// Many rows of two warps each without a residual, a layer norm's of halves also of up to eight.
-bool pairs_takes(const NormForward& a);
-int norm_forward_pairs(const NormForward& a, void* stream);
-
-// The vectors of a row that a warp has, three a lane, and two warps; the threads of a multiprocessor that have short rows.
-constexpr int64_t kMostOfWarp = 3 * kWarp, kMostOfTwo = kVectors * 2 * kWarp;
-constexpr int kShortThreads = 1280;
-
-// Whether the row is a layer norm's of halves, without a residual, that more than two warps have with two vectors a thread:
-// four warps or less, seven or eight. With five or six, 1000 rows took a seventh longer than with four vectors a thread.
-inline bool pairs_of_more_warps(const NormForward& a) {
-  constexpr int64_t kOfWarp = kVectors * kWarp;
-  const int64_t bytes = a.n * size_of(a.dtype), vectors = bytes / 16;
-  return a.norm == Norm::layer && size_of(a.dtype) == 2 && a.parameter == a.dtype && !a.residual && bytes % 16 == 0 &&
-         vectors > 2 * kOfWarp && vectors <= 8 * kOfWarp && (vectors <= 4 * kOfWarp || vectors > 6 * kOfWarp);
-}
-
-// Whether a card has rows of so many threads each at once, where a multiprocessor takes `resident` of them.
-inline bool all_at_once(int64_t rows, int64_t threads, int64_t resident) {
-  return rows <= resident / threads * multiprocessors();
-}
-
+constexpr int kShortThreads = 1280;         // of a multiprocessor, that have short rows
 constexpr int64_t kMostBlocks = INT32_MAX;  // of a launch
 
 // Blocks that are to fit a multiprocessor at once, of so many threads in all where it takes them.
@@ -54,36 +37,6 @@ constexpr int resident_blocks(int threads, int all) {
 #endif
   return std::min(std::min(all, kThreads) / threads, kBlocks);
 }
-
-// The bytes of a row that a block of 512 threads holds in registers, four vectors each; of one without a residual in f32, which
-// needs not be widened, eight. Of an rms norm's rows, 1024 threads hold four, or read them twice.
-constexpr int64_t kBlockBytes = 512 * 4 * 16;
-inline int64_t bytes_in_registers(const NormForward& a) {
-  const bool twice = a.norm == Norm::rms ? a.dtype != DType::f64 : a.dtype == DType::f32 && !a.residual;
-  return kBlockBytes * (twice ? 2 : 1);
-}
-
-// A row above that which 1024 threads have: three vectors each up to so many vectors, else four.
-constexpr int64_t kLongThree = 3 * 1024;
-inline bool is_long(const NormForward& a) {
-  const int64_t bytes = a.n * size_of(a.dtype);
-  return a.dtype != DType::f64 && bytes % 16 == 0 && bytes > kBlockBytes && bytes <= 2 * kBlockBytes;
-}
-
-// Many such rows of an rms norm, read twice.
-bool twice_takes(const NormForward& a);
-int norm_forward_twice(const NormForward& a, void* stream);
-
-// Such rows of a layer norm with a residual, held and summed as the ring's cluster of two blocks does: many, or all.
-bool held_takes(const NormForward& a);
-int norm_forward_held(const NormForward& a, void* stream);
-
-// Rows of more than 24 KB, an rms norm's of more than 20, with a residual of more than 32, each with a cluster of its own; not
-// an rms norm's of 32 to 64 KB. A layer norm's of halves, without a residual, by two.
-bool cluster_takes(const NormForward& a);
-int norm_forward_cluster(const NormForward& a, void* stream);
-bool cluster_pairs_takes(const NormForward& a);
-int norm_forward_cluster_pairs(const NormForward& a, void* stream);
 
 // Of the ring: a block's threads, and a thread's vectors, with which a block has 64 KB of a row, or of input and residual.
 constexpr int kRingThreads = 512;
@@ -100,7 +53,6 @@ struct Forward {
   A* statistics;
   int64_t rows, n, input_stride, residual_stride;
   A inverse_n, scale, unscale, eps, offset;  // scale: a power of two about 1 / n
-  bool few;                                  // a block a multiprocessor at most
 
   explicit Forward(const NormForward& a)
       : input(static_cast<const T*>(a.input)),
@@ -118,8 +70,7 @@ struct Forward {
         scale(static_cast<A>(std::exp2(-std::ceil(std::log2(static_cast<double>(a.n)))))),
         unscale(1 / scale),
         eps(static_cast<A>(a.eps)),
-        offset(a.weight ? static_cast<A>(a.weight_offset) : A(0)),
-        few(a.rows <= multiprocessors()) {}
+        offset(a.weight ? static_cast<A>(a.weight_offset) : A(0)) {}
 
   // From that row on, as a launch has at most kMostBlocks blocks.
   Forward from_row(Norm norm, int64_t row) const {
@@ -143,22 +94,6 @@ int in_launches(const Forward<T, P>& all, int64_t each, F f) {
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
-}
-
-// f(problem, std::integral_constant<int, vectors a thread>) for rows that are long.
-template <class F>
-int dispatch_long(const NormForward& a, F f) {
-  return dispatch(a.dtype, [&](auto t) -> int {
-    using T = typename decltype(t)::type;
-    return dispatch_parameter<T>(a.parameter, [&](auto p) -> int {
-      if constexpr (sizeof(T) < 8) {
-        const Forward<T, typename decltype(p)::type> all(a);
-        return a.n / kVector<T> <= kLongThree ? f(all, std::integral_constant<int, 3>{})
-                                              : f(all, std::integral_constant<int, 4>{});
-      }
-      return cudaErrorInvalidValue;
-    });
-  });
 }
 
 // Which vectors of a row a thread of the team has. Without one it takes the last along and leaves it out of the sums: no

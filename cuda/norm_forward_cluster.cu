@@ -4,6 +4,7 @@
 // residual or, without one, of the row, once they have been read. Layer norms of halves without a residual go to
 // norm_forward_cluster_pairs.cu.
 #include "norm_forward_cluster.cuh"
+#include "norm_plan.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
@@ -130,62 +131,29 @@ __global__ void __launch_bounds__(Team, kResident<Residual, Team>)
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-RingPlan plan_of(const NormForward& a, int team) {
-  const int64_t vectors = a.n * size_of(a.dtype) / 16, each = kThreadVectors * team;
-  const int cluster = static_cast<int>(std::min<int64_t>(ceil_div(vectors, each), INT_MAX));
-  const int64_t slots = a.residual ? kSlots<true> : kSlots<false>;
-  return {team, cluster, 1, static_cast<unsigned>(slots * each * 16)};
-}
-RingPlan plan_of(const NormForward& a) {
-  const RingPlan plan = plan_of(a, kTeam);
-  return plan.cluster <= kMostBlocksOfRow ? plan : plan_of(a, kWideTeam);
-}
-
-// f(kernel, arguments, its answers) for the kernel of this problem; `none`: there is none.
-template <class F>
-int with_kernel(const NormForward& a, const RingPlan& plan, int none, F f) {
-  return dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
-    using T = typename decltype(t)::type;
-    if constexpr (sizeof(T) < 8 && std::is_same_v<T, typename decltype(p)::type>)
-      return dispatch_bool(a.residual != nullptr, [&](auto residual) -> int {
-        constexpr Norm N = decltype(norm)::value;
-        constexpr bool kResidual = decltype(residual)::value;
-        auto of = [&](auto team) -> int {
-          // For each size of a cluster, all that plans of a kernel differ in. Not in f: kernels of one T have one type there.
-          static PerDevice answers[kMostBlocksOfRow + 1];
-          return f(&forward_cluster_kernel<N, T, kResidual, decltype(team)::value>, Forward<T, T>(a), answers);
-        };
-        if constexpr (kHold<N, kResidual> && sizeof(T) == 2) {
-          return none;  // pairs
-        } else {
-          if (plan.threads == kTeam) return of(std::integral_constant<int, kTeam>{});
-          if constexpr (!kHold<N, kResidual>) return of(std::integral_constant<int, kWideTeam>{});
-          return none;  // the ring is faster where the row is held
-        }
-      });
-    return none;
-  });
+template <Norm N, class T, bool Residual, int Team>
+int launch(const NormForward& args, const Plan& plan, cudaStream_t stream) {
+  const int64_t bytes = int64_t{kSlots<Residual>} * kThreadVectors * Team * 16;
+  const ClusterShape shape{Team, static_cast<int>(plan.order.blocks), bytes};
+  return launch_clusters<&forward_cluster_kernel<N, T, Residual, Team>>(shape, args.rows, stream, Forward<T, T>(args),
+                                                                        shape.blocks, part_of_block(args, plan));
 }
 
 }  // namespace
 
-bool cluster_takes(const NormForward& a) {
-  if (!is_for_clusters(a)) return false;
-  const RingPlan plan = plan_of(a);
-  if (plan.cluster > kMostBlocksOfRow || a.rows > kMostBlocks / plan.cluster) return false;
-  return with_kernel(a, plan, 0, [&](auto* kernel, const auto&, PerDevice* fit) -> int {
-           return fit[plan.cluster].get([&](int) { return static_cast<int>(ask_clusters(kernel, plan)); });
-         }) > 0;
-}
-
-int norm_forward_cluster(const NormForward& args, void* stream) {
-  const RingPlan plan = plan_of(args);
-  // Parts that begin at multiples of 128 bytes: others took up to 1.4 times as long.
-  const int64_t part = ceil_div(args.n * size_of(args.dtype) / 16, plan.cluster);
-  const int most = static_cast<int>(ceil_div(part, 8) * 8);
-  return with_kernel(args, plan, cudaErrorInvalidValue, [&](auto* kernel, const auto& a, PerDevice*) -> int {
-    cudaLaunchAttribute shape;
-    return launch_kernel(kernel, ring_config(plan, a.rows, &shape, stream), a, plan.cluster, most);
+int norm_forward_cluster(const NormForward& args, const Plan& plan, cudaStream_t stream) {
+  return with_form<ForwardTable, ForwardTable::Kernel::cluster, plan::Access::vec16>(plan, [&](auto form) -> int {
+    using Form = decltype(form);
+    static_assert(Form::rule.team.each == kThreadVectors);
+    return dispatch_problem(args, [&](auto norm, auto t, auto p) -> int {
+      using T = typename decltype(t)::type;
+      constexpr plan::Bits kBits = kProblem<decltype(norm)::value, T, typename decltype(p)::type>;
+      if constexpr (Form::is_for(kBits | plan::kResidual))
+        if (args.residual) return launch<decltype(norm)::value, T, true, Form::rule.team.threads>(args, plan, stream);
+      if constexpr (Form::is_for(kBits | plan::kAlone))
+        return launch<decltype(norm)::value, T, false, Form::rule.team.threads>(args, plan, stream);
+      return cudaErrorInvalidValue;
+    });
   });
 }
 

@@ -8,12 +8,11 @@ namespace fastops::FASTOPS_ARCH {
 // What the blocks of a multiprocessor have of its shared memory: cards that lack the room would have a block or two.
 constexpr int kSharedBytes = 192 * 1024;
 
-// Registers are faster for a row of about one block, and an rms norm's that 1024 threads have, or read twice, where rows are
-// many.
-inline bool is_for_clusters(const NormForward& a) {
-  const int64_t bytes = a.n * size_of(a.dtype), kilobytes = a.residual ? 32 : a.norm == Norm::layer ? 24 : 20;
-  return bytes > kilobytes * 1024 && bytes % 16 == 0 && !(a.norm == Norm::rms && is_long(a)) && compute90_runs_here() &&
-         device_attribute<cudaDevAttrMaxSharedMemoryPerMultiprocessor>() > kSharedBytes;
+// The most vectors of a row in one of a cluster's blocks. Parts begin at multiples of 128 bytes: others took up to 1.4 times as
+// long.
+inline int part_of_block(const NormForward& a, const Plan& plan) {
+  const int64_t part = ceil_div(plan::units_of(row_of(a), plan.order.access), plan.order.blocks);
+  return static_cast<int>(ceil_div(part, 8) * 8);
 }
 
 // What a warp tells about its part of a row.

@@ -3,6 +3,7 @@
 // cache's bandwidth is what clusters of one row wait for. They come into registers while the rows are on their way, and both
 // sums of a row are told at once (norm_forward.cuh).
 #include "norm_forward_cluster.cuh"
+#include "norm_plan.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
@@ -132,57 +133,24 @@ __global__ void __launch_bounds__(kTeam, kBlocks)
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-template <int Rows>
-RingPlan plan_of(const NormForward& a) {
-  const int64_t vectors = a.n * size_of(a.dtype) / 16;
-  const int cluster = static_cast<int>(std::min<int64_t>(ceil_div(vectors, kVectorsOfBlock), INT_MAX));
-  return {kTeam, cluster, 1, static_cast<unsigned>(Rows * kVectorsOfBlock * 16)};
-}
-
-// f(kernel, arguments, its answers) for the kernel of this problem.
-template <int Rows, class F>
-int with_kernel(const NormForward& a, F f) {
-  auto of = [&](auto t) -> int {
-    using T = typename decltype(t)::type;
-    static PerDevice answers[kMostBlocksOfRow + 1];  // for each size of a cluster
-    return f(&forward_cluster_pair_kernel<T, Rows>, Forward<T, T>(a), answers);
-  };
-  return a.dtype == DType::f16 ? of(tag<device::f16>{}) : of(tag<device::bf16>{});
-}
-
-template <int Rows>
-bool fits(const NormForward& a) {
-  const RingPlan plan = plan_of<Rows>(a);
-  return with_kernel<Rows>(a, [&](auto* kernel, const auto&, PerDevice* fit) -> int {
-           return fit[plan.cluster].get([&](int) { return static_cast<int>(ask_clusters(kernel, plan)); });
-         }) > 0;
-}
-
-template <int Rows>
-int launch(const NormForward& args, void* stream) {
-  const RingPlan plan = plan_of<Rows>(args);
-  // Parts that begin at multiples of 128 bytes: others took up to 1.4 times as long.
-  const int64_t part = ceil_div(args.n * size_of(args.dtype) / 16, plan.cluster);
-  const int most = static_cast<int>(ceil_div(part, 8) * 8);
-  return with_kernel<Rows>(args, [&](auto* kernel, const auto& a, PerDevice*) -> int {
-    cudaLaunchAttribute shape;
-    return launch_kernel(kernel, ring_config(plan, ceil_div(args.rows, Rows), &shape, stream), a, plan.cluster, most);
-  });
-}
-
 }  // namespace
 
-bool cluster_pairs_takes(const NormForward& a) {
-  if (a.norm != Norm::layer || size_of(a.dtype) != 2 || a.parameter != a.dtype || a.residual || !is_for_clusters(a))
-    return false;
-  const RingPlan plan = plan_of<2>(a);
-  return plan.cluster <= kMostBlocksOfRow && a.rows <= kMostBlocks / plan.cluster && fits<1>(a) && fits<2>(a);
-}
-
-int norm_forward_cluster_pairs(const NormForward& a, void* stream) {
-  // Rows that are all on the card at once, two to a cluster, have one each.
-  const int64_t blocks = ceil_div(a.rows, 2) * plan_of<2>(a).cluster;
-  return blocks <= kBlocks * multiprocessors() ? launch<1>(a, stream) : launch<2>(a, stream);
+int norm_forward_cluster_pairs(const NormForward& args, const Plan& plan, cudaStream_t stream) {
+  return with_form<ForwardTable, ForwardTable::Kernel::cluster_rows, plan::Access::vec16>(plan, [&](auto form) -> int {
+    using Form = decltype(form);
+    static_assert(Form::rule.team.threads == kTeam && Form::rule.team.each == kVectorsOfThread);
+    return dispatch_problem(args, [&](auto norm, auto t, auto p) -> int {
+      using T = typename decltype(t)::type;
+      using P = typename decltype(p)::type;
+      if constexpr (Form::is_for(kProblem<decltype(norm)::value, T, P>)) {
+        constexpr int Rows = Form::schedule.rows_each;
+        const ClusterShape shape{kTeam, static_cast<int>(plan.order.blocks), Rows * kVectorsOfBlock * 16};
+        return launch_clusters<&forward_cluster_pair_kernel<T, Rows>>(
+            shape, ceil_div(args.rows, Rows), stream, Forward<T, T>(args), shape.blocks, part_of_block(args, plan));
+      }
+      return cudaErrorInvalidValue;
+    });
+  });
 }
 
 }  // namespace fastops::FASTOPS_ARCH

@@ -9,7 +9,7 @@ namespace fastops::FASTOPS_ARCH {
 namespace {
 
 constexpr int kParts = 2, kPartThreads = kRingThreads, kPartWarps = kPartThreads / kWarp;
-static_assert(kParts * kPartThreads * kRingVectors<true> * 16 == 2 * kBlockBytes);  // what the ring gives to two blocks
+static_assert(kRingVectors<true> == 4);  // of a thread: what the ring gives to two blocks
 
 template <class T, class P, int Vectors>
 __global__ void __launch_bounds__(kParts* kPartThreads) forward_held_kernel(const __grid_constant__ Forward<T, P> a) {
@@ -67,27 +67,23 @@ __global__ void __launch_bounds__(kParts* kPartThreads) forward_held_kernel(cons
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-// On one H200 the ring is up to a seventh faster for 37 and 200 rows, but for one size, and takes 6 to 7 % longer for 1000.
-constexpr int64_t kManyRows = 6;  // a multiprocessor
-
-template <int Vectors, class T, class P>
-int launch(const Forward<T, P>& all, cudaStream_t stream) {
-  return in_launches<Norm::layer>(all, 1, [&](const Forward<T, P>& a, unsigned blocks) -> int {
-    return launch_kernel(&forward_held_kernel<T, P, Vectors>, launch_config(blocks, kParts * kPartThreads, stream), a);
-  });
-}
-
 }  // namespace
 
-bool held_takes(const NormForward& a) {
-  return a.norm == Norm::layer && a.residual && is_long(a) &&
-         (a.rows >= kManyRows * multiprocessors() || !ring_takes(a));
-}
-
-int norm_forward_held(const NormForward& args, void* stream_handle) {
-  auto stream = static_cast<cudaStream_t>(stream_handle);
-  return dispatch_long(
-      args, [&](const auto& all, auto vectors) -> int { return launch<decltype(vectors)::value>(all, stream); });
+int norm_forward_held(const NormForward& args, const Plan&, cudaStream_t stream) {
+  return dispatch_problem(args, [&](auto norm, auto t, auto p) -> int {
+    using T = typename decltype(t)::type;
+    using P = typename decltype(p)::type;
+    if constexpr (decltype(norm)::value == Norm::layer && sizeof(T) < 8) {
+      // As many vectors as a thread has, which spares the others' work: what it has none of adds nothing.
+      const bool three = args.n / kVector<T> <= 3 * kParts * kPartThreads;
+      return in_launches<Norm::layer>(Forward<T, P>(args), 1, [&](const Forward<T, P>& a, unsigned blocks) -> int {
+        const auto config = launch_config(blocks, kParts * kPartThreads, stream);
+        return three ? launch_kernel(&forward_held_kernel<T, P, 3>, config, a)
+                     : launch_kernel(&forward_held_kernel<T, P, 4>, config, a);
+      });
+    }
+    return cudaErrorInvalidValue;
+  });
 }
 
 }  // namespace fastops::FASTOPS_ARCH

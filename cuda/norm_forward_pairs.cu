@@ -2,9 +2,9 @@
 // residual: a block takes two rows. It widens parameters once for both and sums both in the same exchanges, and half as many
 // blocks start. Few rows, and those with a residual, go one by one to as many threads (norm_forward_rows.cuh), so that a row's
 // bits are the same.
-#include "norm_forward.cuh"
-
 #include "dependent.cuh"
+#include "norm_forward.cuh"
+#include "norm_plan.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
@@ -146,45 +146,35 @@ __global__ void __launch_bounds__(Team, resident_blocks(Team, kResident<T, P, Te
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-int team_of(int64_t vectors) { return static_cast<int>(ceil_div(vectors, kVectors * kWarp) * kWarp); }
+template <ForwardTable::Kernel K, plan::Access Access>
+int launch(const NormForward& args, const Plan& plan, cudaStream_t stream) {
+  return with_form<ForwardTable, K, Access>(plan, [&](auto form) -> int {
+    using Form = decltype(form);
+    return dispatch_problem(args, [&](auto norm, auto t, auto p) -> int {
+      constexpr Norm N = decltype(norm)::value;
+      using T = typename decltype(t)::type;
+      using P = typename decltype(p)::type;
+      if constexpr (Form::is_for(kProblem<N, T, P> | plan::kAlone)) {
+        constexpr bool kFull = K == ForwardTable::Kernel::two_full_rows;
+        constexpr int W = Access == plan::Access::vec16 ? kVector<T> : 4, Vectors = Form::rule.team.each;
+        return in_launches<N>(Forward<T, P>(args), kRows, [&](const Forward<T, P>& a, unsigned blocks) -> int {
+          return launch_kernel(&forward_pair_kernel<N, T, P, Form::schedule.threads, kFull, W, Vectors>,
+                               launch_config(blocks, static_cast<unsigned>(plan.order.threads), stream), a);
+        });
+      }
+      return cudaErrorInvalidValue;
+    });
+  });
+}
 
 }  // namespace
 
-bool pairs_takes(const NormForward& a) {
-  const int64_t bytes = a.n * size_of(a.dtype), vectors = bytes / 16;
-  if (a.residual) return false;
-  if (narrow_takes(a)) return narrow_of_two_warps(a.n / kNarrow) && !all_at_once(a.rows, kTwoWarps, kPairThreads);
-  if (bytes % 16 != 0) return false;
-  if (pairs_of_more_warps(a)) return !all_at_once(a.rows, team_of(vectors), kPairThreads);
-  return vectors > kMostOfWarp && vectors <= kMostOfTwo && !all_at_once(a.rows, kTwoWarps, kShortThreads);
-}
-
-int norm_forward_pairs(const NormForward& args, void* stream_handle) {
-  auto stream = static_cast<cudaStream_t>(stream_handle);
-  const int64_t vectors = args.n * size_of(args.dtype) / 16;
-  const int team = team_of(vectors);
-  return dispatch_problem(args, [&](auto norm, auto t, auto p) -> int {
-    using T = typename decltype(t)::type;
-    using P = typename decltype(p)::type;
-    constexpr Norm N = decltype(norm)::value;
-    return in_launches<N>(Forward<T, P>(args), kRows, [&](const Forward<T, P>& a, unsigned blocks) -> int {
-      if constexpr (sizeof(T) == 2 && sizeof(P) == 2)
-        if (narrow_takes(args)) {
-          const auto config = launch_config(blocks, kTwoWarps, stream);
-          return narrow_of_two_warps(args.n / kNarrow) == 4
-                     ? launch_kernel(&forward_pair_kernel<N, T, P, kTwoWarps, false, kNarrow, 4>, config, a)
-                     : launch_kernel(&forward_pair_kernel<N, T, P, kTwoWarps, false, kNarrow, 6>, config, a);
-        }
-      const auto config = launch_config(blocks, static_cast<unsigned>(team), stream);
-      if constexpr (N == Norm::layer && sizeof(T) == 2 && sizeof(P) == 2) {
-        if (vectors == kVectors * kEightWarps)
-          return launch_kernel(&forward_pair_kernel<N, T, P, kEightWarps, true>, config, a);
-        if (team > kFourWarps) return launch_kernel(&forward_pair_kernel<N, T, P, kEightWarps, false>, config, a);
-        if (team > kTwoWarps) return launch_kernel(&forward_pair_kernel<N, T, P, kFourWarps, false>, config, a);
-      }
-      return launch_kernel(&forward_pair_kernel<N, T, P, kTwoWarps, false>, config, a);
-    });
-  });
+int norm_forward_pairs(const NormForward& a, const Plan& plan, cudaStream_t stream) {
+  using Kernel = ForwardTable::Kernel;
+  if (plan.by().kernel == Kernel::two_full_rows)
+    return launch<Kernel::two_full_rows, plan::Access::vec16>(a, plan, stream);
+  return plan.order.access == plan::Access::vec16 ? launch<Kernel::two_rows, plan::Access::vec16>(a, plan, stream)
+                                                  : launch<Kernel::two_rows, plan::Access::vec8>(a, plan, stream);
 }
 
 }  // namespace fastops::FASTOPS_ARCH

@@ -1,6 +1,7 @@
 // The forward of the norms for rows of up to 32 KB whose bytes are no multiple of 16; see norm_words.cuh.
 #include "dependent.cuh"
 #include "norm_forward.cuh"
+#include "norm_plan.cuh"
 #include "norm_words.cuh"
 
 namespace fastops::FASTOPS_ARCH {
@@ -163,59 +164,33 @@ __global__ void __launch_bounds__(Threads, ragged_blocks<T, P>(Words, Threads, F
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-template <Norm N, class T, class P, int Words, int Checked, int Lanes, int Threads>
-int launch(const Forward<T, P>& all, int words, int warps, cudaStream_t stream) {
-  constexpr int kRows = Lanes ? Threads / Lanes : 1;
-  return in_launches<N>(all, kRows, [&](const Forward<T, P>& a, unsigned blocks) -> int {
-    const auto config = launch_config(blocks, Lanes ? Threads : warps * kWarp, stream);
-    // A warp that has a whole row of one tensor asks for all of it at once by itself, in fewer instructions.
-    return dispatch_bool(a.few && (!Lanes || a.residual), [&](auto few) -> int {
-      return launch_kernel(&forward_ragged_kernel<N, T, P, Words, Checked, Lanes, Threads, decltype(few)::value>,
-                           config, a, words / warps, words % warps);
-    });
-  });
-}
-
-constexpr int kFewWords = 8, kManyWords = 16, kMostWarps = 16;
-
-int64_t words_of(const NormForward& a) { return ceil_div(a.n, size_of(a.dtype) == 2 ? 2 : 1); }
-
-// A warp's lanes while their words are few, of halves also where they are more; then as many warps as have 8 words a lane,
-// 16 in long rows. Each leaves at most as many words of a lane to check as it says.
-template <Norm N, class T, class P>
-int launch_words(const NormForward& args, cudaStream_t stream) {
-  const Forward<T, P> a(args);
-  constexpr int kSmall = 128;
-  const int words = static_cast<int>(words_of(args));
-  auto warps = [&](int each) { return static_cast<int>(ceil_div(words, each * kWarp)); };
-  if (words <= 8 * 4) return launch<N, T, P, 4, 4, 8, kSmall>(a, words, 1, stream);
-  if (words <= 16 * 4) return launch<N, T, P, 4, 4, 16, kSmall>(a, words, 1, stream);
-  if (words <= 32 * 4) return launch<N, T, P, 4, 4, 32, kSmall>(a, words, 1, stream);
-  if (words <= 32 * 8) return launch<N, T, P, 8, 4, 32, kSmall>(a, words, 1, stream);
-  if constexpr (sizeof(T) == 2) {
-    if (words <= 32 * 12) return launch<N, T, P, 12, 4, 32, kSmall>(a, words, 1, stream);
-    if (words <= 32 * 14) return launch<N, T, P, 14, 2, 32, kSmall>(a, words, 1, stream);
-  }
-  if constexpr (sizeof(T) == 8) {
-    return launch<N, T, P, kFewWords, 4, 0, 512>(a, words, warps(kFewWords), stream);
-  } else {
-    if (words <= 4 * kWarp * kFewWords)
-      return launch<N, T, P, kFewWords, 4, 0, 128>(a, words, warps(kFewWords), stream);
-    return launch<N, T, P, kManyWords, 6, 0, 512>(a, words, warps(kManyWords), stream);
-  }
-}
+// Of a thread's words, those that may lie behind the row's end: by the rule, rows that leave more have a rule before it.
+constexpr int checked_of(int words) { return words == 14 ? 2 : words == 16 ? 6 : 4; }
 
 }  // namespace
 
-bool ragged_takes(const NormForward& a) {
-  const int each = a.dtype == DType::f64 ? kFewWords : kManyWords;
-  return a.n * size_of(a.dtype) % 16 != 0 && words_of(a) <= kMostWarps * kWarp * each;
-}
-
-int norm_forward_ragged(const NormForward& a, void* stream) {
-  return dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
-    return launch_words<decltype(norm)::value, typename decltype(t)::type, typename decltype(p)::type>(
-        a, static_cast<cudaStream_t>(stream));
+int norm_forward_ragged(const NormForward& args, const Plan& plan, cudaStream_t stream) {
+  const int words = static_cast<int>(plan::units_of(row_of(args), plan.order.access));
+  return with_form<ForwardTable, ForwardTable::Kernel::words, plan::Access::word>(plan, [&](auto form) -> int {
+    using Form = decltype(form);
+    return dispatch_problem(args, [&](auto norm, auto t, auto p) -> int {
+      constexpr Norm N = decltype(norm)::value;
+      using T = typename decltype(t)::type;
+      using P = typename decltype(p)::type;
+      if constexpr (Form::is_for(kProblem<N, T, P>)) {
+        constexpr int Words = Form::rule.team.each, Threads = Form::schedule.threads;
+        constexpr int Lanes = Form::rule.team.team == plan::Team::lanes ? Form::rule.team.threads : 0;
+        constexpr bool kFew = Form::schedule.parameters == plan::norm_forward::Parameters::early_few;
+        const int warps = Lanes ? 1 : plan.order.threads / kWarp;
+        return in_launches<N>(
+            Forward<T, P>(args), Lanes ? Threads / Lanes : 1, [&](const Forward<T, P>& a, unsigned blocks) -> int {
+              return launch_kernel(&forward_ragged_kernel<N, T, P, Words, checked_of(Words), Lanes, Threads, kFew>,
+                                   launch_config(blocks, Lanes ? Threads : warps * kWarp, stream), a, words / warps,
+                                   words % warps);
+            });
+      }
+      return cudaErrorInvalidValue;
+    });
   });
 }
 

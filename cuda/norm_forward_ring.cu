@@ -137,49 +137,24 @@ __global__ void __launch_bounds__(kRingThreads)
 #endif
 }
 
-RingPlan plan_of(const NormForward& a) {
-  const int64_t vectors = a.n * size_of(a.dtype) / 16, tensors = a.residual ? 2 : 1;
-  const int64_t each = a.residual ? kRingVectors<true> : kRingVectors<false>;
-  const int cluster = cluster_of(ceil_div(vectors, kRingThreads * each));
-  const int64_t part = ceil_div(vectors, cluster);
-  const bool bias = a.norm == Norm::layer && !a.residual && a.parameter == a.dtype;
-  return ring_plan(kRingThreads, cluster, part * 16 * tensors, bias ? part * 16 : 0);
-}
-
-// f(kernel, arguments, last answer) for the kernel of this problem.
-template <class F>
-int64_t with_kernel(const NormForward& a, F f) {
-  return dispatch_ring(
-      a, a.residual != nullptr, [&](auto norm, auto t, auto p, auto residual, LastAnswer& known) -> int64_t {
-        using T = typename decltype(t)::type;
-        using P = typename decltype(p)::type;
-        return f(&forward_ring_kernel<decltype(norm)::value, T, P, decltype(residual)::value>, Forward<T, P>(a), known);
-      });
-}
-
-int64_t clusters_of(const NormForward& a, const RingPlan& plan) {
-  return with_kernel(a, [&](auto* kernel, const auto&, LastAnswer& known) {
-    return std::min(a.rows, most_clusters(kernel, plan, known));
-  });
-}
+// ---- host ------------------------------------------------------------------------------------------------------------
 
 }  // namespace
 
-bool ring_takes(const NormForward& a) {
-  const int64_t bytes = a.n * size_of(a.dtype);
-  if (bytes <= bytes_in_registers(a) || bytes % 16 != 0 || a.dtype == DType::f64 || a.rows > kMostRows ||
-      !compute90_runs_here())
-    return false;
-  const RingPlan plan = plan_of(a);
-  return plan.cluster <= kMostBlocksOfRow && plan.stages >= 2 && clusters_of(a, plan) > 0;
-}
-
-int norm_forward_ring(const NormForward& args, void* stream) {
-  const RingPlan plan = plan_of(args);
-  const int64_t clusters = clusters_of(args, plan);
-  return static_cast<int>(with_kernel(args, [&](auto* kernel, const auto& a, LastAnswer&) -> int64_t {
-    return launch_ring(kernel, plan, clusters, a, stream);
-  }));
+int norm_forward_ring(const NormForward& args, const Plan& plan, cudaStream_t stream) {
+  const ClusterShape shape{kRingThreads, static_cast<int>(plan.order.blocks), plan.ring.bytes};
+  return dispatch_problem(args, [&](auto norm, auto t, auto p) -> int {
+    return dispatch_bool(args.residual != nullptr, [&](auto residual) -> int {
+      using T = typename decltype(t)::type;
+      using P = typename decltype(p)::type;
+      if constexpr (sizeof(T) < 8) {
+        constexpr auto kKernel = &forward_ring_kernel<decltype(norm)::value, T, P, decltype(residual)::value>;
+        const int64_t clusters = std::min(args.rows, resident_clusters<kKernel>(shape));
+        return launch_clusters<kKernel>(shape, clusters, stream, Forward<T, P>(args), shape.blocks, plan.ring.stages);
+      }
+      return cudaErrorInvalidValue;
+    });
+  });
 }
 
 }  // namespace fastops::FASTOPS_ARCH

@@ -3,23 +3,20 @@
 // the sums of the distances from it and of their squares, the output; or both sums at once, for which see norm_forward.cuh.
 #include "dependent.cuh"
 #include "norm_forward.cuh"
+#include "norm_plan.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 
 constexpr int kMostWithResidual = 64;  // bytes a thread; there are no registers for more of two rows
 
-// When parameters are fetched: late, once the sums are there, which leaves registers for another block; early, with the row;
-// or so by few blocks, all on the card at once, which have registers for it and nothing else to do while they wait.
-enum class Fetch { late, early, few };
-
-constexpr int kFewThreads = 768;  // of a multiprocessor, with registers for that
+using plan::norm_forward::Parameters;
 
 // Lanes: those of a row; 0: the block.
-template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, Fetch F, int W>
+template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, Parameters F, int W>
 __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
   using A = accumulate_t<T>;
   constexpr int kTeamRows = Lanes ? Threads / Lanes : 1;
-  constexpr bool Early = F != Fetch::late, kRounds = kInRounds<N, T, P, W, Vectors, Lanes>;
+  constexpr bool Early = F != Parameters::late, kRounds = kInRounds<N, T, P, W, Vectors, Lanes>;
   const int team = Lanes ? Lanes : Threads == 64 ? 64 : static_cast<int>(blockDim.x);  // of 64 none is missing
   const int thread = Lanes ? threadIdx.x % Lanes : threadIdx.x;
   const int n = static_cast<int>(a.n), vectors = n / W;
@@ -144,7 +141,7 @@ __device__ __forceinline__ void forward_rows(const Forward<T, P>& a) {
 }
 
 // Resident: threads that are to fit a multiprocessor at once.
-template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, Fetch F, int W, int Resident>
+template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, Parameters F, int W, int Resident>
 __global__ void __launch_bounds__(Threads, resident_blocks(Threads, Resident))
     forward_kernel(const __grid_constant__ Forward<T, P> a) {
   wait_for_earlier_kernels();
@@ -154,11 +151,41 @@ __global__ void __launch_bounds__(Threads, resident_blocks(Threads, Resident))
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, Fetch F, int W, int Resident>
-int launch_rows(const Forward<T, P>& all, int threads, cudaStream_t stream) {
-  return in_launches<N>(all, Lanes ? Threads / Lanes : 1, [&](const Forward<T, P>& a, unsigned blocks) -> int {
-    return launch_kernel(&forward_kernel<N, T, P, Vectors, Lanes, Threads, F, W, Resident>,
-                         launch_config(blocks, threads, stream), a);
+// Threads that are to fit a multiprocessor at once: as many as their registers allow, but for 16 bytes of spills at most.
+template <Norm N, class T, class P, int Vectors, int Lanes, int Threads, Parameters F, int W>
+constexpr int resident_threads() {
+  constexpr bool kSame = sizeof(T) < 8 && sizeof(P) == sizeof(T), kLate = F == Parameters::late;
+  if (F == Parameters::early_few) return kSame ? std::max(768, Threads) : Threads;
+  if (W < kVector<T>) return (Lanes ? Vectors <= 4 : kLate && Threads == 256) ? kShortThreads : 1024;
+  if (sizeof(P) != sizeof(T)) return 1024;
+  if (kLate) return !kSame ? 1024 : Threads <= 256 ? 1280 : Threads == 384 ? 1152 : 1024;
+  if (Vectors > kVectors) return 1024;
+  return N == Norm::rms && Threads == 512 ? 1536 : kShortThreads;
+}
+
+// The rows that the table gives to this kernel in vectors of that size.
+template <plan::Access Access>
+int launch_registers(const NormForward& args, const plan::norm_forward::Plan& plan, cudaStream_t stream) {
+  return with_form<ForwardTable, ForwardTable::Kernel::registers, Access>(plan, [&](auto form) -> int {
+    using Form = decltype(form);
+    return dispatch_problem(args, [&](auto norm, auto t, auto p) -> int {
+      constexpr Norm N = decltype(norm)::value;
+      using T = typename decltype(t)::type;
+      using P = typename decltype(p)::type;
+      if constexpr (Form::is_for(kProblem<N, T, P>)) {
+        constexpr int W = Access == plan::Access::vec16 ? kVector<T> : 4, Vectors = Form::rule.team.each;
+        constexpr int Lanes = Form::rule.team.team == plan::Team::lanes ? Form::rule.team.threads : 0;
+        constexpr int Threads = Form::schedule.threads;
+        constexpr Parameters F = Form::schedule.parameters;
+        constexpr int Resident = resident_threads<N, T, P, Vectors, Lanes, Threads, F, W>();
+        return in_launches<N>(
+            Forward<T, P>(args), Lanes ? Threads / Lanes : 1, [&](const Forward<T, P>& a, unsigned blocks) -> int {
+              return launch_kernel(&forward_kernel<N, T, P, Vectors, Lanes, Threads, F, W, Resident>,
+                                   launch_config(blocks, Lanes ? Threads : plan.order.threads, stream), a);
+            });
+      }
+      return cudaErrorInvalidValue;
+    });
   });
 }
 

@@ -2,9 +2,9 @@
 // cache the second time: 2048 threads fit a multiprocessor, with two rows of 64 KB in its cache, and one row is on its way
 // while the other is written. Few rows are held in registers by as many threads with as many vectors (norm_forward.cu), so
 // that a row's bits are the same.
-#include "norm_forward.cuh"
-
 #include "dependent.cuh"
+#include "norm_forward.cuh"
+#include "norm_plan.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
@@ -58,26 +58,22 @@ __global__ void __launch_bounds__(1024, resident_blocks(1024, 2048))
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
-template <int Vectors, class T, class P>
-int launch(const Forward<T, P>& all, cudaStream_t stream) {
-  const int threads = static_cast<int>(ceil_div(all.n / kVector<T>, Vectors * kWarp)) * kWarp;
-  return in_launches<Norm::rms>(all, 1, [&](const Forward<T, P>& a, unsigned blocks) -> int {
-    return launch_kernel(&forward_twice_kernel<T, P, Vectors>, launch_config(blocks, threads, stream), a);
-  });
-}
-
-bool two_blocks_fit() { return device_attribute<cudaDevAttrMaxThreadsPerMultiProcessor>() >= 2 * 1024; }
-
 }  // namespace
 
-bool twice_takes(const NormForward& a) {
-  return a.norm == Norm::rms && !a.residual && is_long(a) && a.rows > multiprocessors() && two_blocks_fit();
-}
-
-int norm_forward_twice(const NormForward& args, void* stream_handle) {
-  auto stream = static_cast<cudaStream_t>(stream_handle);
-  return dispatch_long(
-      args, [&](const auto& all, auto vectors) -> int { return launch<decltype(vectors)::value>(all, stream); });
+int norm_forward_twice(const NormForward& args, const Plan& plan, cudaStream_t stream) {
+  return with_form<ForwardTable, ForwardTable::Kernel::reload, plan::Access::vec16>(plan, [&](auto form) -> int {
+    using Form = decltype(form);
+    return dispatch_problem(args, [&](auto norm, auto t, auto p) -> int {
+      using T = typename decltype(t)::type;
+      using P = typename decltype(p)::type;
+      if constexpr (Form::is_for(kProblem<decltype(norm)::value, T, P>))
+        return in_launches<Norm::rms>(Forward<T, P>(args), 1, [&](const Forward<T, P>& a, unsigned blocks) -> int {
+          return launch_kernel(&forward_twice_kernel<T, P, Form::rule.team.each>,
+                               launch_config(blocks, plan.order.threads, stream), a);
+        });
+      return cudaErrorInvalidValue;
+    });
+  });
 }
 
 }  // namespace fastops::FASTOPS_ARCH

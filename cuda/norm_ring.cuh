@@ -3,79 +3,59 @@
 // memory by bulk copies, and a row divided among the blocks of a cluster where it is too long for one.
 #include <atomic>
 #include <cstdint>
-#include <optional>
 
+#include "card.cuh"
 #include "dependent.cuh"
 #include "device/bulk.cuh"
 #include "norm.cuh"
+#include "plan/rule.h"
 
 namespace fastops::FASTOPS_ARCH {
 
-struct SumOrder;  // norm_backward.cuh
-
-// Whether the current device has them, and they are made for this problem.
-bool ring_takes(const NormForward& a);
-bool ring_takes(const NormBackward& a);
-
-int norm_forward_ring(const NormForward& a, void* stream);
-int norm_backward_ring(const NormBackward& a, void* stream);
-int64_t norm_backward_ring_chunks(const NormBackward& a);
-std::optional<SumOrder> ring_order(const NormBackward& a);  // none where a cluster shares a row
-
-// Of the backwards that ring_takes(): whether they are for norm_backward_wide.cu, to which the two above pass them on.
-bool wide_takes(const NormBackward& a);
-int norm_backward_wide(const NormBackward& a, void* stream);
-int64_t norm_backward_wide_chunks(const NormBackward& a);
-
-constexpr int kMostStages = 3;  // more were slower
+using plan::kMostStages;
 constexpr int kMostBlocksOfRow = 16;
 static_assert(kMostBlocksOfRow <= kWarp);  // a lane sends to each
 
-// A block's shared memory for the ring, beside what the kernels declare.
-inline int ring_bytes() { return std::max(0, device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>() - 9 * 1024); }
-
-// The shape of a launch: `cluster` blocks a row; a block has stages of `stage_bytes`, and `more_bytes`.
-struct RingPlan {
-  int threads, cluster, stages;
-  unsigned shared_bytes;
+// A launch whose rows have a cluster each.
+struct ClusterShape {
+  int threads, blocks;  // of a block, of a cluster
+  int64_t bytes;        // of shared memory, a block's
 };
 
-inline RingPlan ring_plan(int threads, int cluster, int64_t stage_bytes, int64_t more_bytes = 0,
-                          int most_stages = kMostStages) {
-  const int stages = static_cast<int>(std::clamp<int64_t>((ring_bytes() - more_bytes) / stage_bytes, 0, most_stages));
-  return {threads, cluster, stages, static_cast<unsigned>(stages * stage_bytes + more_bytes)};
-}
-
-template <class Kernel>
-int allow(Kernel* kernel, const RingPlan& plan) {
-  int error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ring_bytes());
-  if (error == cudaSuccess && plan.cluster > 8)
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  return error;
-}
-
-inline cudaLaunchConfig_t ring_config(const RingPlan& plan, int64_t clusters, cudaLaunchAttribute* cluster_shape,
-                                      void* stream) {
-  const dim3 blocks(static_cast<unsigned>(clusters * plan.cluster)), threads(static_cast<unsigned>(plan.threads));
-  cudaLaunchConfig_t config = launch_config(blocks, threads, static_cast<cudaStream_t>(stream), plan.shared_bytes);
-  cluster_shape->id = cudaLaunchAttributeClusterDimension;
-  cluster_shape->val.clusterDim.x = static_cast<unsigned>(plan.cluster);
-  cluster_shape->val.clusterDim.y = cluster_shape->val.clusterDim.z = 1;
-  config.attrs = cluster_shape;
+inline cudaLaunchConfig_t cluster_config(const ClusterShape& shape, int64_t clusters, cudaLaunchAttribute* attribute,
+                                         cudaStream_t stream) {
+  const dim3 blocks(static_cast<unsigned>(clusters * shape.blocks)), threads(static_cast<unsigned>(shape.threads));
+  cudaLaunchConfig_t config = launch_config(blocks, threads, stream, static_cast<size_t>(shape.bytes));
+  attribute->id = cudaLaunchAttributeClusterDimension;
+  attribute->val.clusterDim.x = static_cast<unsigned>(shape.blocks);
+  attribute->val.clusterDim.y = attribute->val.clusterDim.z = 1;
+  config.attrs = attribute;
   config.numAttrs = 1;
   return config;
+}
+
+// Once a device: the kernel may have all the shared memory that a plan gives, and clusters of more than eight blocks.
+template <auto Kernel>
+int prepare() {
+  static PerDevice statuses;
+  return statuses.get([](int) -> int {
+    const int bytes = static_cast<int>(plan::ring_bytes(card()));
+    cudaError_t status = cudaFuncSetAttribute(Kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (status == cudaSuccess) status = cudaFuncSetAttribute(Kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    return status;
+  });
 }
 
 // The last answer of a device, beside its question: one number, so that threads see both or neither.
 class LastAnswer {
  public:
   template <class F>
-  int64_t get(const RingPlan& plan, F ask) {
+  int64_t get(const ClusterShape& shape, F ask) {
     int device = 0;
     cudaGetDevice(&device);
-    if (device >= kDevices) return ask();
-    const uint64_t question = static_cast<uint64_t>(plan.threads) << 50 | uint64_t{plan.shared_bytes} << 32 |
-                              static_cast<uint64_t>(plan.cluster) << 24;
+    if (device >= PerDevice::kDevices) return ask();
+    const uint64_t question = static_cast<uint64_t>(shape.threads) << 50 | static_cast<uint64_t>(shape.bytes) << 32 |
+                              static_cast<uint64_t>(shape.blocks) << 24;
     const uint64_t known = answers_[device].load(std::memory_order_relaxed);
     if (known >> 24 == question >> 24) return static_cast<int64_t>(known & 0xffffff) - 1;
     const int64_t answer = ask();
@@ -84,53 +64,28 @@ class LastAnswer {
   }
 
  private:
-  static constexpr int kDevices = 64;
-  std::atomic<uint64_t> answers_[kDevices] = {};
+  std::atomic<uint64_t> answers_[PerDevice::kDevices] = {};
 };
 
-// Allows the kernel what the plan needs. How many such clusters the card holds at once; 0: it cannot.
-template <class Kernel>
-int64_t ask_clusters(Kernel* kernel, const RingPlan& plan) {
-  cudaLaunchAttribute shape;
-  const cudaLaunchConfig_t config = ring_config(plan, 1, &shape, nullptr);
-  int clusters = 0;
-  if (allow(kernel, plan) == cudaSuccess && cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess)
-    return clusters;
-  cudaGetLastError();  // forget it
-  return 0;
-}
-template <class Kernel>
-int64_t most_clusters(Kernel* kernel, const RingPlan& plan, LastAnswer& known) {
-  return known.get(plan, [&] { return ask_clusters(kernel, plan); });
-}
-
-template <class Kernel, class Args, class... More>
-int launch_ring(Kernel* kernel, const RingPlan& plan, int64_t clusters, const Args& args, void* stream, More... more) {
-  cudaLaunchAttribute shape;
-  return launch_kernel(kernel, ring_config(plan, clusters, &shape, stream), args, plan.cluster, plan.stages, more...);
-}
-
-// Smallest power of two that is at least `blocks`.
-inline int cluster_of(int64_t blocks) {
-  int cluster = 1;
-  while (cluster < blocks) cluster *= 2;
-  return cluster;
-}
-
-// f(norm, tag<T>, tag<P>, bool_constant, the kernel's last answer); the ring has no f64.
-template <class Problem, class F>
-int64_t dispatch_ring(const Problem& a, bool flag, F f) {
-  int64_t result = 0;
-  dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
-    if constexpr (sizeof(typename decltype(t)::type) < 8)
-      dispatch_bool(flag, [&](auto known) -> int {
-        static LastAnswer answer;
-        result = f(norm, t, p, known, answer);
-        return 0;
-      });
-    return 0;
+// How many such clusters the card has at once. At least one: where the driver does not say, the launch will.
+template <auto Kernel>
+int64_t resident_clusters(const ClusterShape& shape) {
+  static LastAnswer known;
+  return known.get(shape, [&]() -> int64_t {
+    cudaLaunchAttribute attribute;
+    const cudaLaunchConfig_t config = cluster_config(shape, 1, &attribute, nullptr);
+    int clusters = 0;
+    if (prepare<Kernel>() != cudaSuccess || cudaOccupancyMaxActiveClusters(&clusters, Kernel, &config) != cudaSuccess)
+      cudaGetLastError();  // forget it
+    return std::max(clusters, 1);
   });
-  return result;
+}
+
+template <auto Kernel, class... Args>
+int launch_clusters(const ClusterShape& shape, int64_t clusters, cudaStream_t stream, const Args&... args) {
+  if (const int status = prepare<Kernel>()) return status;
+  cudaLaunchAttribute attribute;
+  return launch_kernel(Kernel, cluster_config(shape, clusters, &attribute, stream), args...);
 }
 
 // The sums that `told_by` warps have sent, the same bits for every thread. A lane adds every 32nd.

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "host/mixed_norm.h"
+#include "plan/norm_backward.h"
 
 namespace fastops {
 
@@ -11,8 +12,9 @@ FASTOPS_CPU_KERNEL(norm_forward_segments, NormForwardSegmentsCpu);
 FASTOPS_CPU_KERNEL(norm_backward, NormBackwardCpu);
 FASTOPS_CPU_KERNEL(norm_backward_segments, NormBackwardSegmentsCpu);
 FASTOPS_CUDA_KERNEL(norm_forward, NormForwardCuda);
-FASTOPS_CUDA_KERNEL(norm_backward, NormBackwardCuda);
-FASTOPS_CUDA_KERNEL(norm_backward_plan, NormPlanCuda);
+// What runs on the current device; it says how many chunks of rows there are, and how they are gathered.
+FASTOPS_CUDA_KERNEL(norm_backward_plan, plan::norm_backward::Plan(const NormBackward&));
+FASTOPS_CUDA_KERNEL(norm_backward, int(const NormBackward&, const plan::norm_backward::Plan&, void* stream));
 
 static Shape leading_of(const Tensor& input, int64_t dims) { return Shape(input.sizes().data(), input.dim() - dims); }
 static Shape trailing_of(const Tensor& input, int64_t dims) {
@@ -220,9 +222,11 @@ NormGradients norm_backward(NormBackwardCall c) {
   std::optional<cuda::Launch> launch;
   if (input.is_cuda()) {
     launch.emplace(c.op, input.get_device_index());
-    norm_backward_plan_cuda[launch->group()](a);
+    const plan::norm_backward::Plan plan = norm_backward_plan_cuda[launch->group()](a);
+    a.gather = plan.columns.gather;
+    a.chunks = plan.columns.chunks;
     make_partial();
-    launch->check(norm_backward_cuda[launch->group()](a, launch->stream()));
+    launch->check(norm_backward_cuda[launch->group()](a, plan, launch->stream()));
   } else {
     make_partial();
     const int64_t rows_each = (a.rows + a.chunks - 1) / a.chunks;

@@ -78,8 +78,5 @@ constexpr int64_t kNormFound = 3;
 using NormForwardSegmentsCpu = void(const NormForward&, Pass, double* found, int64_t task_begin, int64_t task_end);
 using NormBackwardSegmentsCpu = void(const NormBackward&, Pass, double* found, int64_t task_begin, int64_t task_end);
 using NormForwardCuda = int(const NormForward&, void* stream);
-using NormBackwardCuda = int(const NormBackward&, void* stream);
-// Sets how many chunks of rows the CUDA backward makes on the current device, and how they are gathered.
-using NormPlanCuda = void(NormBackward&);
 
 }  // namespace fastops

@@ -1,0 +1,109 @@
+#pragma once
+// Which kernel of a norm's backward runs: a table of rules, in the words of rule.h; `residual` is the gradient of the sum.
+#include "plan/rule.h"
+
+namespace fastops::plan::norm_backward {
+
+// Each is a template of its own: cuda/norm_backward.cu, then norm_backward_{few,ragged,ring,wide}.cu, norm_backward.cu again.
+enum class Kernel : uint8_t {
+  registers,    // blocks that stay walk over the rows: the next row is on its way into registers
+  single_wave,  // a block a row; beside them blocks that read all rows again, by columns, for the parameters
+  words,        // as `registers`, read by words or elements
+  ring,         // as `registers`, the next rows on their way into the shared memory of a cluster's blocks
+  ring_long,    // likewise, rows stay there
+  long_row,     // read twice; the parameters' gradients by another kernel, by columns
+};
+
+constexpr bool runs_everywhere(Kernel kernel) {
+  return kernel != Kernel::single_wave && kernel != Kernel::ring && kernel != Kernel::ring_long;
+}
+
+// Of a rule's schedules the first that has rows enough and is made for the row.
+struct Schedule {
+  Bits problems;
+  AtMost rows;
+  Kernel kernel;
+};
+
+struct Rule {
+  Bits norms, types, residual, lengths;
+  Access access;
+  int64_t up_to;  // units
+  Multiple multiple;
+  TeamOf team;
+  List<Schedule> schedules;
+  const char* why;
+
+  constexpr Bits problems() const { return norms | types | residual | lengths; }
+};
+
+// So few rows that reading them again, at the same time, is faster than partial sums and a kernel for them.
+constexpr AtMost kSingleWave = {Unit::megabyte, 64};
+
+// clang-format off
+inline constexpr Schedule kRegisters[] = {{kAll, kSingleWave, Kernel::single_wave}, {kAll, kAnyRows, Kernel::registers}};
+inline constexpr Schedule kWords[]     = {{kAll, kSingleWave, Kernel::single_wave}, {kAll, kAnyRows, Kernel::words}};
+inline constexpr Schedule kRing[]      = {{kAll, kSingleWave, Kernel::single_wave}, {kAll, kAnyRows, Kernel::ring}};
+inline constexpr Schedule kRingLong[]  = {{kAll, kAnyRows, Kernel::ring_long}};
+inline constexpr Schedule kLongRow[]   = {{kAll, kAnyRows, Kernel::long_row}};
+
+constexpr Access kV16 = Access::vec16, kV8 = Access::vec8, kWord = Access::word, kElement = Access::element;
+constexpr Multiple kEvery = Multiple::any;
+constexpr int64_t kEnd = INT64_MAX;
+
+inline constexpr Rule kRules[] = {
+    // norms  types    residual  length  read by  up to          team                     schedules    why: measured on one H200, us, in bf16 unless a
+    // dtype is named, as taken and as not
+    {kNorms, kTypes,   kEither, kBy16,  kV16,        16, kEvery, lanes(8, 2),             kRegisters, "256 halves: the next row on its way into registers reaches 0.59 to 0.67 of a copy, a ring a warp 0.39 to 0.65"},
+    {kNorms, kTypes,   kEither, kBy16,  kV16,        32, kEvery, lanes(16, 2),            kRegisters, "as 8 lanes"},
+    {kNorms, kTypes,   kEither, kBy16,  kV16,        64, kEvery, lanes(32, 2),            kRegisters, "as 8 lanes"},
+    {kNorms, kTypes,   kEither, kBy16,  kV16,       256, kEvery, warps(2),                kRegisters, "1024 halves: 2 warps a row and 4 rows a block reach 0.77 of a copy, a ring 0.48 to 0.73"},
+    {kNorms, kHalves,  kEither, kBy16,  kV16,      4096, kEvery, cluster2_warps(256, 4),  kRing,      "above 4 KB: 4096 halves 0.86 of a copy, registers 0.81 to 0.84; one block up to 16 KB, then a cluster"},
+    {kLayer, kHalf,    kAlone,  kBy16,  kV16,     16384, kEvery, cluster2(512, 4),        kRingLong,  "half as many blocks a row: 1024x65536 114, ring 132; 512x131072 115, ring 159"},
+    {kNorms, kHalves,  kEither, kBy16,  kV16,     16384, kEvery, cluster2_warps(256, 4),  kRing,      "65536 halves: a cluster of eight 0.68 to 0.75 of a copy, of sixteen 0.38"},
+    {kNorms, kF32,     kEither, kBy16,  kV16,     32768, kEvery, cluster2_warps(256, 8),  kRing,      "one block up to 32 KB, then a cluster"},
+    {kNorms, kTypes,   kEither, kBy16,  kV16,      1024, kEvery, warps(2),                kRegisters, "where the ring does not run, as up to 4 KB"},
+    {kNorms, kTypes,   kEither, kBy16,  kV16,      kEnd, kEvery, block(512),              kLongRow,   "longer than the others hold"},
+    {kNorms, kHalves,  kEither, kBy8,   kV8,        128, kEvery, lanes(32, 4),            kRegisters, "as of vectors of 16 bytes"},
+    {kNorms, kHalves,  kEither, kBy8,   kV8,       2048, kEvery, warps(4),                kRegisters, "as of vectors of 16 bytes"},
+    {kNorms, kHalves,  kEither, kBy8,   kV8,       kEnd, kEvery, block(512),              kLongRow,   "longer than the others hold"},
+    {kNorms, kTypes,   kEither, kOdd,   kWord,       32, kEvery, lanes(8, 4),             kWords,     "by words: rms 65537x769 102, by single halves 154"},
+    {kNorms, kTypes,   kEither, kOdd,   kWord,      128, kEvery, lanes(32, 4),            kWords,     "as up to 128 bytes"},
+    {kNorms, kHalves,  kEither, kOdd,   kWord,     3584, kEvery, warps(7),                kWords,     "all that registers hold beside the sums for the parameters"},
+    {kNorms, kF32,     kEither, kOdd,   kWord,     6656, kEvery, warps(13),               kWords,     "all that registers hold beside the sums for the parameters"},
+    {kNorms, kF64,     kEither, kOdd,   kWord,     2048, kEvery, warps(4),                kWords,     "all that registers hold beside the sums for the parameters"},
+    {kNorms, kTypes,   kEither, kOdd,   kElement,  kEnd, kEvery, block(512),              kLongRow,   "longer than the others hold"},
+};
+// clang-format on
+static_assert(schedules_are_total(kRules));
+
+inline constexpr int kCount = count_forms(kRules);
+inline constexpr auto kForms = make_forms<kCount>(kRules);
+
+// How the sums over the rows, for the parameters' gradients, are added: `chunks` of rows, each by itself, then these. It is
+// the one order that may depend on the card.
+struct ColumnOrder {
+  Gather gather;
+  int64_t chunks;
+};
+
+struct Plan {
+  int rule, schedule;  // their numbers
+  SumOrder order;
+  int teams;    // that a block has, each with rows of its own
+  int threads;  // of a block
+  Ring ring;    // of Kernel::ring and ring_long
+  ColumnOrder columns;
+
+  const Rule& of() const { return kRules[rule]; }
+  const Schedule& by() const { return of().schedules.first[schedule]; }
+  bool by_clusters() const { return by().kernel == Kernel::ring || by().kernel == Kernel::ring_long; }
+};
+
+// The number of the rule for a row. It does not get the number of rows.
+int rule_of(const Row& row, const Card& card);
+// Without `columns`, which needs to know how many of its clusters a card has at once: only the driver does.
+Plan plan(const Row& row, int64_t rows, const Card& card);
+ColumnOrder column_order(const Plan& plan, const Row& row, int64_t rows, const Card& card, int64_t clusters);
+
+}  // namespace fastops::plan::norm_backward

@@ -1,0 +1,66 @@
+#include "card.cuh"
+
+#include <mutex>
+
+#include "dependent.cuh"
+
+namespace fastops::FASTOPS_ARCH {
+namespace {
+
+// What needs compute capability 9.0 is left out of the kernels where they were compiled for less.
+__global__ void probe() { wait_for_earlier_kernels(); }
+
+int compute90() {
+  static PerDevice answers;
+  return answers.get([](int) -> int {
+    cudaFuncAttributes attributes;
+    if (cudaFuncGetAttributes(&attributes, probe) == cudaSuccess) return attributes.ptxVersion >= 90 ? 1 : 0;
+    cudaGetLastError();  // forget it
+    return PerDevice::kUnknown;
+  });
+}
+
+// The most blocks of a cluster, if each takes all the shared memory that a block may have.
+int largest_cluster(int block_bytes) {
+  cudaLaunchConfig_t config = launch_config(1, 1024, nullptr, static_cast<size_t>(block_bytes));
+  int blocks = 0;
+  const bool answered =
+      cudaFuncSetAttribute(probe, cudaFuncAttributeMaxDynamicSharedMemorySize, block_bytes) == cudaSuccess &&
+      cudaFuncSetAttribute(probe, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
+      cudaOccupancyMaxPotentialClusterSize(&blocks, probe, &config) == cudaSuccess;
+  if (!answered) cudaGetLastError();  // forget it
+  return answered ? blocks : 0;
+}
+
+Card ask(bool clusters) {
+  Card card;
+  card.multiprocessors = multiprocessors();
+  card.threads = device_attribute<cudaDevAttrMaxThreadsPerMultiProcessor>();
+  card.shared_bytes = device_attribute<cudaDevAttrMaxSharedMemoryPerMultiprocessor>();
+  card.block_bytes = device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>();
+  card.cluster_blocks = clusters ? largest_cluster(card.block_bytes) : 0;
+  return card;
+}
+
+}  // namespace
+
+bool compute90_runs_here() { return compute90() == 1; }
+
+Card card() {
+  static std::atomic<const Card*> known[PerDevice::kDevices];
+  int device = 0;
+  cudaGetDevice(&device);
+  const bool keeps = device < PerDevice::kDevices;
+  if (keeps)
+    if (const Card* card = known[device].load(std::memory_order_acquire)) return *card;
+  const int clusters = compute90();
+  const Card card = ask(clusters == 1);
+  if (keeps && clusters != PerDevice::kUnknown) {
+    static std::mutex mutex;
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (!known[device]) known[device].store(new Card(card), std::memory_order_release);
+  }
+  return card;
+}
+
+}  // namespace fastops::FASTOPS_ARCH
