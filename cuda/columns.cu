@@ -3,6 +3,7 @@
 
 #include "dependent.cuh"
 #include "device/vector.cuh"
+#include "plan/column_sum.h"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
@@ -69,10 +70,12 @@ int launch(const Sums& sums, int count, cudaStream_t stream) {
     const dim3 blocks(static_cast<unsigned>(ceil_div(groups, kThreads / kParts)), count);
     return launch_kernel(&column_sum_kernel<A, W, kParts>, launch_config(blocks, kThreads, stream), sums);
   };
-  // Few chunks come with many columns.
-  if (chunks >= 192) return with(std::integral_constant<int, 64>{});
-  if (chunks >= 96) return with(std::integral_constant<int, 32>{});
-  return with(std::integral_constant<int, 8>{});
+  constexpr auto& rules = plan::column_sum::kRules;
+  switch (plan::column_sum::plan(chunks)) {
+    case 0: return with(std::integral_constant<int, rules[0].threads>{});
+    case 1: return with(std::integral_constant<int, rules[1].threads>{});
+    default: return with(std::integral_constant<int, rules[2].threads>{});
+  }
 }
 
 }  // namespace

@@ -1,10 +1,12 @@
 // Around linear's GEMM:  output = activation(input + bias);  grad_input = grad·activation'(.), grad_bias = its column sums
 #include "kernels/linear.h"
 
+#include "card.cuh"
 #include "column_walk.cuh"
 #include "dependent.cuh"
 #include "device/math.cuh"
 #include "device/vector.cuh"
+#include "plan/linear.h"
 #include "pointwise.cuh"
 #include "tiles.cuh"
 
@@ -170,65 +172,63 @@ int activate_each(const LinearEpilogue& a, cudaStream_t stream) {
   });
 }
 
-// Elements of a thread: 16 bytes, or 4 where those would leave multiprocessors idle.
-template <class T>
-constexpr int kMost = device::kVector<T>;
-template <class T>
-constexpr int kFew = std::max<int>(1, 4 / sizeof(T));
+using plan::linear::Kernel;
+static_assert(plan::linear::kThreads == kTileThreads);
 
-// Groups of 16 bytes from which every multiprocessor has work.
-inline int64_t enough_groups() { return int64_t{kTileThreads} * multiprocessors(); }
-
-// f(elements of a vector, the vectors of a thread, each of a row; 0: one that may cross rows), both as types.
-template <class T, class F>
-int dispatch_elements(const LinearEpilogue& a, F f) {
-  using std::integral_constant;
-  constexpr integral_constant<int, kMost<T>> most;
-  constexpr integral_constant<int, kFew<T>> words;
-  constexpr integral_constant<int, 1> one;
-  if (!aligned16(a.input) || !aligned16(a.output)) return f(one, one);
-  const int64_t groups = a.rows * a.n / kMost<T>, enough = enough_groups();
-  const bool aligned = aligned16(a.bias), in_words = aligned && a.n % kFew<T> == 0;
-  if (aligned && a.n % kMost<T> == 0 && groups >= enough)
-    return groups >= 8 * enough ? f(most, integral_constant<int, 2>{}) : f(most, one);
-  // Words are as fast while there are not many.
-  if (a.n >= kMost<T> && a.n < INT32_MAX && groups >= (in_words ? 2 : 1) * enough)
-    return f(most, integral_constant<int, 0>{});
-  return in_words ? f(words, one) : f(one, one);
+// Elements of a thread.
+template <class T>
+constexpr int elements_of(Kernel kernel) {
+  if (kernel == Kernel::word) return std::max<int>(1, 4 / sizeof(T));
+  return kernel == Kernel::element ? 1 : device::kVector<T>;
 }
 
-template <class T>
-int elements_of(const LinearEpilogueBackward& a) {
+Kernel kernel_of(const LinearEpilogue& a) {
+  const plan::linear::Pass pass{
+      a.rows, a.n, a.dtype, a.bias != nullptr, aligned16(a.input) && aligned16(a.output), aligned16(a.bias)};
+  return plan::linear::kForward[plan::linear::plan(plan::linear::kForward, pass, card())].kernel;
+}
+
+Kernel kernel_of(const LinearEpilogueBackward& a) {
   const bool aligned = aligned16(a.grad) && aligned16(a.saved) && aligned16(a.bias) && aligned16(a.grad_input);
-  if (aligned && a.n % kMost<T> == 0 && a.rows * a.n / kMost<T> >= enough_groups()) return kMost<T>;
-  return aligned && a.n % kFew<T> == 0 ? kFew<T> : 1;
+  const plan::linear::Pass pass{a.rows, a.n, a.dtype, true, aligned, aligned};
+  return plan::linear::kBackward[plan::linear::plan(plan::linear::kBackward, pass, card())].kernel;
+}
+
+// f(elements of a thread's vector, how many, each of a row; 0: one that may cross rows), both as types.
+template <class T, class F>
+int dispatch_elements(Kernel kernel, F f) {
+  using std::integral_constant;
+  constexpr integral_constant<int, elements_of<T>(Kernel::vector)> vector;
+  constexpr integral_constant<int, elements_of<T>(Kernel::word)> word;
+  constexpr integral_constant<int, 1> one;
+  switch (kernel) {
+    case Kernel::two_vectors: return f(vector, integral_constant<int, 2>{});
+    case Kernel::vector: return f(vector, one);
+    case Kernel::across: return f(vector, integral_constant<int, 0>{});
+    case Kernel::word: return f(word, one);
+    default: return f(one, one);
+  }
 }
 
 template <class T>
 Walk walk_of(const LinearEpilogueBackward& a) {
   constexpr int64_t kWhole = 64;  // a second kernel for the sums costs more than a second row
-  return walk_columns(a.rows, a.n / elements_of<T>(a), kWhole);
-}
-
-template <class T, class F>
-int dispatch_elements(const LinearEpilogueBackward& a, F f) {
-  const int elements = elements_of<T>(a);
-  if (elements == kMost<T>) return f(std::integral_constant<int, kMost<T>>{});
-  return elements == kFew<T> ? f(std::integral_constant<int, kFew<T>>{}) : f(std::integral_constant<int, 1>{});
+  return walk_columns(a.rows, a.n / elements_of<T>(kernel_of(a)), kWhole);
 }
 
 }  // namespace
 
 int linear_epilogue(const LinearEpilogue& a, void* stream_handle) {
   auto stream = static_cast<cudaStream_t>(stream_handle);
-  if (!a.bias) return activate_each(a, stream);
+  const Kernel kernel = kernel_of(a);
+  if (kernel == Kernel::pointwise) return activate_each(a, stream);
   return dispatch(a.dtype, [&](auto t) -> int {
     using T = typename decltype(t)::type;
     return dispatch_parameter<T>(a.parameter, [&](auto p) -> int {
       using P = typename decltype(p)::type;
       return dispatch_activation(a.activation, [&](auto activation) -> int {
         constexpr Activation act = decltype(activation)::value;
-        return dispatch_elements<T>(a, [&](auto elements, auto rows_each) -> int {
+        return dispatch_elements<T>(kernel, [&](auto elements, auto rows_each) -> int {
           constexpr int V = decltype(elements)::value, Rows = decltype(rows_each)::value;
           if constexpr (Rows == 0) {
             const auto blocks = static_cast<unsigned>(ceil_div(ceil_div(a.rows * a.n, V), kTileThreads));
@@ -255,6 +255,7 @@ int64_t linear_epilogue_backward_chunks(const LinearEpilogueBackward& a) {
 
 int linear_epilogue_backward(const LinearEpilogueBackward& a, void* stream_handle) {
   auto stream = static_cast<cudaStream_t>(stream_handle);
+  const Kernel kernel = kernel_of(a);
   return dispatch(a.dtype, [&](auto t) -> int {
     using T = typename decltype(t)::type;
     const Walk walk = walk_of<T>(a);
@@ -263,10 +264,10 @@ int linear_epilogue_backward(const LinearEpilogueBackward& a, void* stream_handl
       using P = typename decltype(p)::type;
       return dispatch_activation(a.activation, [&](auto activation) -> int {
         constexpr Activation act = decltype(activation)::value;
-        return dispatch_elements<T>(a, [&](auto elements) -> int {
-          constexpr int V = decltype(elements)::value;
-          return launch_kernel(&epilogue_backward_kernel<T, P, V, act>, config, a);
-        });
+        constexpr int kVectors = elements_of<T>(Kernel::vector), kWords = elements_of<T>(Kernel::word);
+        if (kernel == Kernel::vector) return launch_kernel(&epilogue_backward_kernel<T, P, kVectors, act>, config, a);
+        if (kernel == Kernel::word) return launch_kernel(&epilogue_backward_kernel<T, P, kWords, act>, config, a);
+        return launch_kernel(&epilogue_backward_kernel<T, P, 1, act>, config, a);
       });
     });
   });

@@ -228,9 +228,10 @@ __global__ void __launch_bounds__(kThreads) few_backward_kernel(LltmFewBackward 
 
 template <class F>
 int dispatch_rows(int64_t rows, F f) {
-  if (rows <= 8) return f(std::integral_constant<int, 8>{});
-  static_assert(kLltmFewRows == 16);
-  return f(std::integral_constant<int, 16>{});
+  constexpr auto& rules = plan::lltm::kRules;
+  static_assert(rules[1].rows == plan::lltm::kMostRows);
+  if (rows <= rules[0].batch_up_to) return f(std::integral_constant<int, rules[0].rows>{});
+  return f(std::integral_constant<int, rules[1].rows>{});
 }
 
 }  // namespace

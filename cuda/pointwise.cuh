@@ -4,6 +4,7 @@
 #include "dependent.cuh"
 #include "device/math.cuh"
 #include "device/vector.cuh"
+#include "plan/pointwise.h"
 
 namespace fastops::FASTOPS_ARCH {
 
@@ -98,12 +99,13 @@ template <class T, int Outputs, int Inputs, class F>
 int launch_contiguous(const Pointwise& p, const F& f, cudaStream_t stream) {
   constexpr int V = device::kVector<T>;
   Pointers<T, Outputs + Inputs> operands;
-  bool vectors = !few(p.numel);
+  bool aligned = true;
   for (int k = 0; k < Outputs + Inputs; ++k) {
     operands.at[k] = static_cast<T*>(p.data[k]);
-    vectors &= aligned16(p.data[k]);
+    aligned &= aligned16(p.data[k]);
   }
-  const int64_t groups = vectors ? p.numel / V : 0;
+  using namespace plan::pointwise;
+  const int64_t groups = kRules[plan::pointwise::plan(Layout::contiguous, aligned, p.numel)].vectors ? p.numel / V : 0;
   const unsigned blocks = static_cast<unsigned>(ceil_div(groups + (p.numel - groups * V), kThreads));
   return launch_kernel(&pointwise_contiguous<T, V, Outputs, Inputs, F>, launch_config(blocks, kThreads, stream),
                        operands, groups, p.numel, f);
@@ -138,7 +140,10 @@ int pointwise_of(const Pointwise& p, void* stream_handle, const F& f) {
   auto stream = static_cast<cudaStream_t>(stream_handle);
   constexpr int V = device::kVector<T>;
   if (p.is_contiguous()) return launch_contiguous<T, Outputs, Inputs>(p, f, stream);
-  if (!few(p.numel) && vectorizes<T, Outputs + Inputs>(p)) return launch_strided<T, V, Outputs, Inputs>(p, f, stream);
+  using namespace plan::pointwise;
+  const bool aligned = vectorizes<T, Outputs + Inputs>(p);
+  if (kRules[plan::pointwise::plan(Layout::strided, aligned, p.numel)].vectors)
+    return launch_strided<T, V, Outputs, Inputs>(p, f, stream);
   return launch_strided<T, 1, Outputs, Inputs>(p, f, stream);
 }
 

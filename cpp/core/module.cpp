@@ -9,6 +9,7 @@
 #include "core/cuda.h"
 #include "core/isa.h"
 #include "kit/bind.h"
+#include "plan/bind.h"
 
 namespace nb = nanobind;
 
@@ -91,4 +92,5 @@ NB_MODULE(_C, m) {
         "What a GPU of this capability (90) would run under a driver for this CUDA (13000); asks no driver.");
   m.def("cuda_error", &cuda_error, "Why no GPU is visible, in the CUDA runtime's words; empty if some are.");
   kit::bind(m);
+  plan::bind(m);
 }

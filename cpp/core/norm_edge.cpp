@@ -53,11 +53,8 @@ static void check_parameters(const char* op, Shape shape, const OptionalTensor& 
   if (bias) check("bias", *bias);
 }
 
-// Whether `count` tasks of whole rows would leave threads idle for long, with work enough for two passes.
 static bool share_segments(int64_t count, int64_t rows, int64_t n, DType dtype) {
-  if (norm_segments(n, accumulate_type(dtype)) == 1 || rows * n * size_of(dtype) < 2 * kTaskBytes) return false;
-  const int64_t threads = torch::stable::get_num_threads(), each = (count + threads - 1) / threads;
-  return 4 * each * threads > 5 * count;
+  return plan::cpu::shares_segments(count, rows, n, dtype, torch::stable::get_num_threads());
 }
 
 // The passes over the segments of `count` tasks of `rows_each` whole rows.
@@ -65,12 +62,12 @@ template <class Kernel, class Arguments>
 static void run_segments(Kernel* kernel, const Arguments& a, const Tensor& input, int64_t count, int64_t rows_each,
                          bool sums) {
   const DType stat = accumulate_type(a.dtype);
-  const int64_t segments = norm_segments(a.n, stat);
+  const int64_t segments = plan::cpu::segments(a.n, stat);
   Scratch scratch;
   auto* found = static_cast<double*>(scratch.allocate(input, DType::f64, a.rows * segments * kNormFound));
   for (Pass pass : {Pass::sums, Pass::write})
     if (pass == Pass::write || sums)
-      run_on_threads(count * segments, rows_each * kNormSegmentBytes / size_of(stat) * size_of(a.dtype),
+      run_on_threads(count * segments, rows_each * plan::cpu::kSegmentBytes / size_of(stat) * size_of(a.dtype),
                      [&](int64_t begin, int64_t end) { kernel(a, pass, found, begin, end); });
 }
 
@@ -206,7 +203,7 @@ NormGradients norm_backward(NormBackwardCall c) {
   a.grad_input = c.need_input ? out.input.mutable_data_ptr() : nullptr;
   a.gather = Gather::partial;
   a.partial = nullptr;
-  a.chunks = cpu_chunks(a.rows, a.n * size_of(dtype));
+  a.chunks = plan::cpu::chunks(a.rows, a.n * size_of(dtype));
   auto give = [&](int which, const Tensor* result) {
     a.parameter_grads[which] = result ? result->mutable_data_ptr() : nullptr;
     a.parameter_grad_dtypes[which] = result ? *dtype_of(*result) : dtype;

@@ -76,14 +76,6 @@ DType parameter_dtype(const Tensor& input, OptionalTensor& weight, OptionalTenso
   return common;
 }
 
-// As many rows in a chunk as there are chunks would round least. A partial row costs as much as a few rows do: 64 rows for
-// each where there are many, 32 or a thread's worth where there are few.
-int64_t cpu_chunks(int64_t rows, int64_t bytes_a_row) {
-  if (rows >= 4096) return std::min<int64_t>(rows / 64, 256);
-  const int64_t most = std::clamp<int64_t>(rows / 8, 1, 64);
-  return std::clamp<int64_t>(std::max(rows / 32, rows * bytes_a_row / kTaskBytes), 1, most);
-}
-
 void* Scratch::allocate(const Tensor& device_of, DType dtype, int64_t count) {
   if (device_of.is_cuda()) {
     tensor_ = fastops::allocate(std::array<int64_t, 1>{count}, device_of, dtype);

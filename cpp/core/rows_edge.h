@@ -32,10 +32,6 @@ void check_parameter(const char* op, const char* name, const Tensor& parameter, 
 // The kernels take weight and bias of one dtype; where one is f32 and the other is not, both become f32.
 DType parameter_dtype(const Tensor& input, OptionalTensor& weight, OptionalTensor& bias);
 
-// Chunks of rows for the partial sums on the CPU: by the sizes alone, so that the sums do not depend on the threads.
-// bytes_a_row is what a row costs a thread.
-int64_t cpu_chunks(int64_t rows, int64_t bytes_a_row);
-
 // Runs up to two column sums, writing the parameters' gradients; on the CPU without a launch.
 void sum_columns(const std::optional<cuda::Launch>& launch, const ColumnSum* sums, int count);
 
@@ -59,7 +55,7 @@ void run_with_bias_sum(const char* op, const Tensor& device_of, Args& a, int64_t
   const DType stat = accumulate_type(a.dtype);
   std::optional<cuda::Launch> launch;
   if (device_of.is_cuda()) launch.emplace(op, device_of.get_device_index());
-  a.chunks = launch ? cuda_chunks[launch->group()](a) : cpu_chunks(a.rows, bytes_a_row);
+  a.chunks = launch ? cuda_chunks[launch->group()](a) : plan::cpu::chunks(a.rows, bytes_a_row);
   Scratch scratch;
   a.partial = a.grad_bias && (!launch || a.chunks > 1) ? scratch.allocate(device_of, stat, a.chunks * width) : nullptr;
   if (launch) {

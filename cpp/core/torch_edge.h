@@ -18,6 +18,7 @@
 #include "core/isa.h"
 #include "core/schema.h"
 #include "core/tensor.h"
+#include "plan/cpu.h"
 
 namespace fastops {
 
@@ -101,12 +102,10 @@ Result call(const char* op, const Args&... args) {
   }
 }
 
-constexpr int64_t kTaskBytes = 1 << 17;  // worth handing to a thread
-
-// f(begin, end) over [0, count) on torch's thread pool, in tasks of at least kTaskBytes; at once where that is all.
+// f(begin, end) over [0, count) on torch's thread pool, in tasks of at least plan::cpu::kTaskBytes; at once where that is all.
 template <class F>
 void run_on_threads(int64_t count, int64_t bytes_each, const F& f) {
-  const int64_t grain = std::max<int64_t>(1, kTaskBytes / std::max<int64_t>(1, bytes_each));
+  const int64_t grain = std::max<int64_t>(1, plan::cpu::kTaskBytes / std::max<int64_t>(1, bytes_each));
   if (count <= grain)
     f(int64_t{0}, count);
   else

@@ -2,10 +2,9 @@
 // Arguments of the CUDA kernels that are a whole step of the LLTM, products included, for few rows. All dense; weights is
 // [3·state, state + features], the first `state` of a row for old_h.
 #include "core/dtype.h"
+#include "plan/lltm.h"
 
 namespace fastops {
-
-constexpr int64_t kLltmFewRows = 16;
 
 struct LltmFewInputs {
   DType dtype;

@@ -62,12 +62,6 @@ struct NormBackward {
   bool wants_parameters() const { return parameter_grads[0] || parameter_grads[1]; }
 };
 
-// A long row is read in segments of so many bytes, in the type that is computed in: by that type alone, so that neither
-// the other rows nor the threads change a row's result.
-constexpr int64_t kNormSegmentBytes = 16384;
-constexpr int64_t norm_segments(int64_t n, DType computed) {
-  return (n * size_of(computed) + kNormSegmentBytes - 1) / kNormSegmentBytes;
-}
 enum class Pass { sums, write };
 
 using NormForwardCpu = void(const NormForward&, int64_t row_begin, int64_t row_end);

@@ -3,6 +3,7 @@
 // sums are finished together; a long row goes in segments, which stay in L1 from pass to pass.
 #include "kernels/norm.h"
 #include "kernels/parameter.h"
+#include "plan/cpu.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -11,7 +12,7 @@
 namespace fastops::FASTOPS_ISA {
 
 template <class A>
-constexpr int64_t kSegment = kNormSegmentBytes / static_cast<int64_t>(sizeof(A));
+constexpr int64_t kSegment = plan::cpu::kSegmentBytes / static_cast<int64_t>(sizeof(A));
 
 constexpr int64_t kBlockVectors = 64;  // summed apart, then added: rounding errors grow with n / block, not n
 
@@ -25,10 +26,6 @@ FASTOPS_INLINE unit_t<T> rounded(unit_t<T> v) {
 
 // Inputs of up to so many bytes are taken to be in the caches.
 constexpr int64_t kCachedBytes = 8 << 20;
-
-// Outputs of so many bytes in all go past the caches: what they would push out is then worth more than they are, and a
-// line that is not kept need not be read before it is written.
-constexpr int64_t kStreamBytes = 64 << 20;
 
 #if defined(__x86_64__)
 template <class T>
@@ -60,7 +57,7 @@ FASTOPS_INLINE void end_of_stream() {}
 template <class T>
 FASTOPS_INLINE bool streams(const void* output, int64_t rows, int64_t n) {
   const int64_t bytes = n * int64_t{sizeof(T)};
-  return rows * bytes >= kStreamBytes && bytes % 64 == 0 && reinterpret_cast<uintptr_t>(output) % 64 == 0;
+  return rows * bytes >= plan::cpu::kStreamBytes && bytes % 64 == 0 && reinterpret_cast<uintptr_t>(output) % 64 == 0;
 }
 
 template <bool Stream, class T>

@@ -13,7 +13,7 @@ using Triple = std::tuple<Tensor, Tensor, Tensor>;
 using Quintuple = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 static bool kernel_takes(const Tensor& input) {
-  return input.is_cuda() && kernels_take(input) && input.dim() == 2 && input.size(0) <= kLltmFewRows;
+  return input.is_cuda() && kernels_take(input) && input.dim() == 2 && input.size(0) <= plan::lltm::kMostRows;
 }
 
 static void check(const char* op, const Tensor& input, const Tensor& weights, const Tensor& bias, const Tensor& old_h,

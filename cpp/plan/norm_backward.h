@@ -14,6 +14,7 @@ enum class Kernel : uint8_t {
   long_row,     // read twice; the parameters' gradients by another kernel, by columns
 };
 
+constexpr const char* kKernelNames[] = {"registers", "single_wave", "words", "ring", "ring_long", "long_row"};
 constexpr bool runs_everywhere(Kernel kernel) {
   return kernel != Kernel::single_wave && kernel != Kernel::ring && kernel != Kernel::ring_long;
 }

@@ -21,6 +21,8 @@ enum class Kernel : uint8_t {
   long_row,       // read three times
 };
 
+constexpr const char* kKernelNames[] = {"registers", "two_rows",     "two_full_rows", "reload", "two_parts",
+                                        "cluster",   "cluster_rows", "ring",          "words",  "long_row"};
 constexpr bool runs_everywhere(Kernel kernel) {
   return kernel != Kernel::reload && kernel != Kernel::cluster && kernel != Kernel::cluster_rows &&
          kernel != Kernel::ring;
@@ -29,6 +31,7 @@ constexpr bool runs_everywhere(Kernel kernel) {
 // When a thread reads its parameters: after the sums, which leaves registers for more blocks; with the row; with the row, in a
 // kernel for few blocks a multiprocessor, which has the registers for it. own: as the kernel is written.
 enum class Parameters : uint8_t { late, early, early_few, own };
+constexpr const char* kParametersNames[] = {"late", "early", "early_few", "own"};
 
 // Of a rule's schedules the first that names the problem, has rows enough and runs on the card.
 struct Schedule {

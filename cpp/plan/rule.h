@@ -62,6 +62,8 @@ constexpr Bits bits_of(const Row& row) {
 // How a row is read: in vectors of 16 bytes, of 8, in words of 4 bytes or one element if it is larger, by single elements.
 enum class Access : uint8_t { vec16, vec8, word, element };
 
+constexpr const char* kAccessNames[] = {"16 bytes", "8 bytes", "words", "elements"};
+
 constexpr int64_t unit_bytes(Access access, int64_t size) {
   switch (access) {
     case Access::vec16: return 16;
@@ -84,6 +86,7 @@ constexpr int64_t units_of(const Row& row, Access access) {
 //   cluster2: likewise, the power of two that is enough.
 //   cluster2_warps: likewise, of each block as many warps as are enough for its part.
 enum class Team : uint8_t { lanes, warps, block, cluster, cluster2, cluster2_warps };
+constexpr const char* kTeamNames[] = {"lanes", "warps", "block", "cluster", "cluster2", "cluster2_warps"};
 struct TeamOf {
   Team team;
   int threads, each;
@@ -120,6 +123,7 @@ constexpr SumOrder sum_order(Access access, const TeamOf& of, int64_t units) {
 // A schedule's condition on the number of rows. rows: so many a multiprocessor. threads: all rows are on the card at once where a
 // multiprocessor has so many threads. clusters: likewise, so many clusters of two rows. megabyte: so many rows, of 1 MB in all.
 enum class Unit : uint8_t { any, rows, threads, clusters, megabyte };
+constexpr const char* kUnitNames[] = {"any", "rows", "threads", "clusters", "megabyte"};
 struct AtMost {
   Unit unit;
   int number;
@@ -137,6 +141,7 @@ constexpr bool holds(const AtMost& most, const Row& row, int64_t rows, const Sum
 
 // Of a row's number of units.
 enum class Multiple : uint8_t { any, of_64, of_512, of_96_not_128 };
+constexpr const char* kMultipleNames[] = {"", "of 64", "of 512", "of 96, not of 128"};
 constexpr bool holds(Multiple multiple, int64_t units) {
   switch (multiple) {
     case Multiple::of_64: return units % 64 == 0;
