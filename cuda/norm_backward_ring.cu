@@ -172,7 +172,7 @@ Plan plan_of(const NormBackward& a) {
   const int64_t part = ceil_div(vectors, cluster);
   const int warps = static_cast<int>(ceil_div(part, warp_vectors)), teams = cluster > 1 ? 1 : kRingWarps / warps;
   const int64_t stage = teams * part * 16 * (a.grad_sum ? 3 : 2);
-  // Two stages where they keep memory busy: with more on their way most were slower (docs/performance.md). Several teams take
+  // Two stages where they keep memory busy: with more on their way most were slower (docs/kernels). Several teams take
   // turns, and an rms norm without a residual has least to do between rows. The ring's memory takes the teams' sums at the
   // end: two stages of halves are just enough.
   const bool quick = teams > 1 || (a.norm == Norm::rms && !a.grad_sum && cluster <= 2);
