@@ -9,10 +9,11 @@ from pathlib import Path
 
 from tables import NOTHING, Card, named, shape, significant, span, table
 
-from fastops.bench import plot, records
+from fastops.bench import plot, records, timing
 
 HERE = Path(__file__).parent
 GPU, CPU = "h200", "epyc"
+GPU_LEVEL = "generic"  # the group of kernels that this card chooses; lines of another are for comparisons
 NORMS = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 ELEMENTWISE = ("square", "relu", "sigmoid", "axpby")
 PRODUCTS = ("linear", "lltm")
@@ -29,7 +30,8 @@ fill = functools.partial(textwrap.fill, width=120, break_long_words=False, break
 
 
 def card(root: Path, name: str) -> Card:
-    return Card(records.read(root / f"benchmarks/results/{name}.csv"))
+    found = records.read(root / f"benchmarks/results/{name}.csv")
+    return Card(r for r in found if name != GPU or r.level == GPU_LEVEL)
 
 
 def files(root: Path) -> dict[Path, str]:
@@ -56,6 +58,7 @@ def text(gpu: Card, cpu: Card) -> str:
             cpu_sizes=listed(cpu_sizes),
             products=listed(f"`{op}`" for op in PRODUCTS),
             torches=listed(dict.fromkeys(torches)),
+            rounds=timing.ROUNDS,
             table_one=table_one(gpu),
             table_lengths=table_lengths(gpu),
             table_peers=table_peers(gpu),
