@@ -16,9 +16,7 @@ class Card:
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.records = list(records)
-        self._by = {
-            (r.op, r.direction, r.dtype, r.shape, r.measure, r.level, r.implementation): r for r in self.records
-        }
+        self._by = {r.key: r for r in self.records}
 
     def get(self, like: Record, implementation: str) -> Record | None:
         """The same measurement of another implementation."""

@@ -104,13 +104,15 @@ def check(file: str, devices: Iterable[object]) -> None:
 def read(file: str | Path) -> list[Record]:
     """The lines of a file; none where there is no file yet."""
     try:
-        with Path(file).open(newline="", encoding="utf-8") as text:
-            header, *lines = list(csv.reader(text)) or [[]]
+        with Path(file).open(newline="", encoding="utf-8") as lines:
+            header, *cells = list(csv.reader(lines)) or [[]]
+        if tuple(header) != HEADER:
+            raise ValueError("not a file of `python -m fastops.bench --csv` of this version")
+        return [_record(dict(zip(HEADER, line, strict=True))) for line in cells]
     except FileNotFoundError:
         return []
-    if tuple(header) != HEADER:
-        raise NotThereError(f"{file}: not a file of `python -m fastops.bench --csv` of this version")
-    return [_record(dict(zip(HEADER, line, strict=True))) for line in lines]
+    except (OSError, ValueError) as error:
+        raise NotThereError(f"{file}: {error}") from None
 
 
 def _record(cells: Mapping[str, str]) -> Record:
