@@ -28,8 +28,8 @@ SETTINGS := -C 'cmake.define.FASTOPS_CUDA=$(CUDA)' \
 SOURCES := $(shell find CMakeLists.txt cmake cpp cuda)
 CXX_FILES := $(filter %.cpp %.h %.cu %.cuh,$(SOURCES) $(shell find tools))
 
-.PHONY: help setup selftest bench test info wheel sdist wheels gates test-wheel sdist-check release-check release-files \
-  published conda-render conda conda-rehearsal new-op format lint workflows clean
+.PHONY: help setup selftest bench performance test info wheel sdist wheels gates test-wheel sdist-check release-check \
+  release-files published conda-render conda conda-rehearsal new-op format lint workflows clean
 .DEFAULT_GOAL := help
 
 help: ## Print this list
@@ -43,6 +43,9 @@ selftest: setup ## Prove the operators on this machine; ARGS="--quick --op relu"
 
 bench: setup ## Time the operators beside PyTorch's; ARGS="--quick --op relu --json result.json", ARGS=--help
 	$(BIN)/python -m fastops.bench $(ARGS)
+
+performance: setup ## docs/performance.md and its picture from benchmarks/results/*.csv
+	$(BIN)/python tools/performance
 
 test: setup ## The tests, over all cores; ARGS="-k layer_norm -x"
 	$(BIN)/python -m pytest -n auto $(ARGS)

@@ -1,4 +1,4 @@
-"""Measures on a GPU what results/h200 is to have, a file a command, or lists the commands."""
+"""Measures on a GPU what a card's CSV file in results/ is to have, a raw JSON file a command, or lists the commands."""
 
 from __future__ import annotations
 
@@ -66,11 +66,21 @@ COMMANDS = {name: bench.arguments() for name, bench in BENCHES.items()}
 COMMANDS["kit"] = [os.path.relpath(Path(__file__).with_name("kit.py"))]
 
 
-def run(args: list[str], file: Path, log: Path) -> tuple[int, float]:
+def is_recorded(name: str) -> bool:
+    """Whether a card's CSV file has the command's measurements: the odd grids would double it, and are not quoted."""
+    return name in BENCHES and "-odd-" not in name
+
+
+def written_to(name: str, folder: Path, csv: Path | None) -> list[str]:
+    words = ["--json", str(folder / f"{name}.json")]
+    return [*words, "--csv", str(csv)] if csv and is_recorded(name) else words
+
+
+def run(args: list[str], log: Path) -> tuple[int, float]:
     """Exit status and seconds."""
     start = time.perf_counter()
     with log.open("w") as output:
-        command = [sys.executable, *args, "--json", str(file)]
+        command = [sys.executable, *args]
         status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
     return status, time.perf_counter() - start
 
@@ -80,7 +90,7 @@ def fill_caches(names: list[str], processes: int, scratch: Path) -> None:
 
     def fill(number: int, part: Bench) -> None:
         log = scratch / f"warm-{number}.txt"
-        if run(part.arguments(), scratch / f"warm-{number}.json", log)[0]:
+        if run(part.arguments(), log)[0]:
             print(log.read_text()[-500:], flush=True)
 
     with ThreadPoolExecutor(processes) as pool:
@@ -89,7 +99,8 @@ def fill_caches(names: list[str], processes: int, scratch: Path) -> None:
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("folder", nargs="?", type=Path, help="where the files go; none: print the commands")
+    p.add_argument("folder", nargs="?", type=Path, help="where the JSON files go; none: print the commands")
+    p.add_argument("--csv", type=Path, metavar="FILE", help="the card's, such as benchmarks/results/h200.csv")
     p.add_argument("--only", action="append", metavar="PATTERN", help='names such as "bench-*-odd-*"; may be repeated')
     p.add_argument(
         "--warm", type=int, default=0, metavar="N", help="fill the cache of torch.compile before, N processes at a time"
@@ -98,7 +109,7 @@ def main() -> int:
     chosen = [name for name in COMMANDS if any(fnmatch.fnmatchcase(name, pattern) for pattern in options.only or ["*"])]
     if options.folder is None:
         for name in chosen:
-            print(f"{shlex.join(['python', *COMMANDS[name]])} --json {name}.json")
+            print(shlex.join(["python", *COMMANDS[name], *written_to(name, Path(), options.csv)]))
         return 0
     options.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +122,7 @@ def main() -> int:
         failed = 0
         for name in chosen:
             log = scratch / f"{name}.txt"
-            status, seconds = run(COMMANDS[name], options.folder / f"{name}.json", log)
+            status, seconds = run([*COMMANDS[name], *written_to(name, options.folder, options.csv)], log)
             failed += status != 0
             print(f"{name}: {'made' if status == 0 else f'exit status {status}'} in {seconds:.0f} s", flush=True)
             if status:

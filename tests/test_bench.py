@@ -16,7 +16,7 @@ import torch
 from bench_content import QUICK, content
 from table import every_case
 
-from fastops.bench import first, host, kernel, memory, peers, problems, timing, traffic, work
+from fastops.bench import first, host, kernel, memory, peers, problems, records, timing, traffic, work
 from fastops.bench.__main__ import main
 from fastops.cases import CASES, Case, by_name
 
@@ -276,7 +276,9 @@ def test_peers_take_every_argument(library: peers.Library) -> None:
         (["--op", "relu", "--shapes", "2x3x4"], "relu has no in_features: its shapes are <rows>x<columns>, got 2x3x4"),
         (["--peers", "eager,tvm"], "peers must be some of eager, compile, liger, quack, apex, flash_attn, joined by"),
         (["--measure", "speed"], "measure must be some of call, host, first, joined by commas, got 'speed'"),
-        (["--plot", "picture.gif"], "--plot must end in one of .png, .svg, got 'picture.gif'"),
+        (["--plot", "picture.gif"], "--plot must end in .svg, got 'picture.gif'"),
+        (["--csv", "/no/such/file"], "/no/such/file: there is no folder /no/such"),
+        (["--csv", __file__], f"{__file__}: not a file of `python -m fastops.bench --csv` of this version"),
         (["--json", "/no/such/file"], "/no/such/file: there is no folder /no/such"),
         (["--from", "/no/such/file"], "--from /no/such/file: "),
         (["--from", __file__], f"--from {__file__}: "),
@@ -301,7 +303,8 @@ def test_host_times_are_medians(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "absent", lambda name: "not installed: how" if name == "liger" else "")
     file = tmp_path / "bench.json"
-    assert main([*QUICK, "--json", str(file)]) == 0
+    assert main([*QUICK, "--json", str(file), "--csv", str(tmp_path / "card.csv")]) == 0
+    assert {r.key for r in records.read(tmp_path / "card.csv")} == set(records.records_of(json.loads(file.read_text())))
     printed = capsys.readouterr()
     assert "relu, f32, cpu, copy " in printed.out
     assert "liger is absent: not installed: how" in printed.out

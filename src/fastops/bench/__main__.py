@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import gc
 import sys
 import time
@@ -22,7 +23,7 @@ from ..selftest.choices import add_arguments, chosen_cases, chosen_dtypes
 from ..selftest.report import environment
 from ..selftest.runner import name_of
 from ..selftest.target import NotThereError, devices_of, why_no_cuda
-from . import files, first, host, kernel, memory, peers, plot, report
+from . import files, first, host, kernel, memory, peers, plot, records, report
 from .problems import MOST_SETS, Shape, check_shapes, default_shapes, parse_shapes, spelled
 from .timing import ROUNDS
 
@@ -51,7 +52,8 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--quick", action="store_true", help="two shapes, and the first result of one op alone")
     p.add_argument("--json", metavar="FILE", help="write the environment and every result, after each op what there is")
-    p.add_argument("--plot", metavar="FILE", help=f"draw the results, {' or '.join(plot.FORMATS)}")
+    p.add_argument("--csv", metavar="FILE", help="put a line a measurement into the file, in place of its earlier ones")
+    p.add_argument("--plot", metavar="FILE", help=f"draw the share of the copy bandwidth, {plot.FORMAT}")
     p.add_argument(
         "--from",
         dest="sources",
@@ -192,11 +194,16 @@ def failed(content: dict[str, Any]) -> bool:
     return any(r["refused"] and r["implementation"] == peers.OURS for r in every)
 
 
+def _keep(options: argparse.Namespace, content: dict[str, Any]) -> None:
+    files.write(content, options.json)
+    records.write(content, options.csv)
+
+
 def main(argv: list[str] | None = None) -> int:
     print_anything()
     options = parser().parse_args(argv)
     try:
-        for file in filter(None, (options.json, options.plot)):
+        for file in filter(None, (options.json, options.csv, options.plot)):
             if not Path(file).parent.is_dir():
                 raise NotThereError(f"{file}: there is no folder {Path(file).parent}")
         if options.plot:
@@ -204,14 +211,21 @@ def main(argv: list[str] | None = None) -> int:
         if options.sources:
             content = files.merged([files.read(file) for file in options.sources])
             content = files.part_of(content, options.op, options.dtype)
+            if options.csv:
+                records.check(options.csv, content["paths"])
+                records.write(content, options.csv)
         else:
-            content = run(plan_of(options), lambda content: files.write(content, options.json))
+            plan = plan_of(options)
+            if options.csv:
+                records.check(options.csv, plan.devices)
+            content = run(plan, functools.partial(_keep, options))
     except NotThereError as error:
         print(f"fastops.bench: {error}", file=sys.stderr)
         return 2
     print(report.text(content))
-    for file in plot.write(content, options.plot) if options.plot else ():
-        tell(f"written: {file}")
+    if options.plot:
+        plot.write(filter(None, records.records_of(content).values()), options.plot)
+        tell(f"written: {options.plot}")
     return 1 if failed(content) else 0
 
 

@@ -1,17 +1,20 @@
-"""Pictures of the results: the share of the copy bandwidth over the row length, and the host times."""
+"""A picture of the results: the share of the copy bandwidth over the row length, as SVG, which needs no library.
+
+The bytes of a picture depend on the records alone: coordinates have one decimal, and text is the reader's own font.
+"""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
 from pathlib import Path
-from typing import Any
 
 from ..selftest.target import NotThereError
+from .records import Record
 from .work import DIRECTIONS
 
-FORMATS = (".png", ".svg")
+FORMAT = ".svg"
 
 # One colour an implementation in every picture, told apart by colour-blind eyes too (Okabe and Ito).
 _COLOURS = {
@@ -23,104 +26,112 @@ _COLOURS = {
     "apex": "#E69F00",
     "flash_attn": "#56B4E9",
 }
+_WIDTH, _HEIGHT = 300, 230  # of a panel
+_LEFT, _TOP, _RIGHT, _BOTTOM = 40, 26, 14, 46  # its margins, where its text is
+_LEGEND = 30
+_STEP = 0.25  # between two lines of the grid
+_STYLE = "text{font:11px sans-serif}path{fill:none;stroke-width:2}.grid{stroke:#ddd;stroke-width:1}"
+
+Panel = tuple[str, ...]  # op, dtype, level, rows where lengths come with several
 
 
 def check(file: str) -> None:
     """Before hours of measuring, not after."""
-    if Path(file).suffix not in FORMATS:
-        raise NotThereError(f"--plot must end in one of {', '.join(FORMATS)}, got {file!r}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise NotThereError("--plot needs matplotlib: pip install matplotlib")
+    if Path(file).suffix != FORMAT:
+        raise NotThereError(f"--plot must end in {FORMAT}, got {file!r}")
 
 
-def write(content: dict[str, Any], file: str) -> list[str]:
-    """The files that were written: ``file`` and, with host times, one beside it that ends in ``-host``."""
-    check(file)
-    written = []
-    if any(not r["refused"] for r in content["results"]):
-        _shares(content, file)
-        written.append(file)
-    if any(not r["refused"] for r in content["host"]):
-        beside = str(Path(file).with_stem(Path(file).stem + "-host"))
-        _host(content["host"], beside)
-        written.append(beside)
-    return written
+def write(records: Iterable[Record], file: str) -> None:
+    Path(file).write_text(drawn(records), encoding="utf-8")
 
 
-def _shares(content: dict[str, Any], file: str) -> None:
-    """A line of panels for each op, dtype and device, and each number of rows where row lengths come with several."""
-    results = [r for r in content["results"] if not r["refused"]]
-    apart = _with_several_rows(results)
-
-    def line_of(result: dict[str, Any]) -> tuple[str, ...]:
-        return *_group(result), _rows(result) if _group(result) in apart else ""
-
-    groups = list(dict.fromkeys(map(line_of, results)))
-    figure = _figure(4.2 * len(DIRECTIONS), 0.6 + 2.8 * len(groups))
-    panels = figure.subplots(len(groups), len(DIRECTIONS), squeeze=False, sharey="row")
-    names = list(dict.fromkeys(r["implementation"] for r in results))
-    for line, group in zip(panels, groups, strict=True):
-        op, dtype, device, rows = group
-        for panel, direction in zip(line, DIRECTIONS, strict=True):
-            chosen = [r for r in results if line_of(r) == group and r["direction"] == direction]
-            for k, name in enumerate(names):
-                points = sorted((r["columns"], r["share_of_copy"]) for r in chosen if r["implementation"] == name)
-                if points:
-                    style = {"color": _COLOURS.get(name), "zorder": 3 - k / 10}  # fastops, the first, on top
-                    panel.plot(*zip(*points, strict=True), marker="o", markersize=4, label=name, **style)
-            panel.set_title(f"{op} {direction}, {dtype}, {device}{rows and f', {rows}'}", fontsize=9)
-            panel.set_xscale("log", base=2)
-            lengths = sorted({r["columns"] for r in chosen})
-            panel.set_xticks(lengths, [str(n) for n in lengths], fontsize=8, rotation=30)
-            panel.minorticks_off()
-            panel.grid(alpha=0.3)
-            panel.set_xlabel("row length")
-        line[0].set_ylim(bottom=0)  # of the whole line, once every panel has its points
-        line[0].set_ylabel("share of copy bandwidth")
-    handles = {label: h for p in panels.flat for h, label in zip(*p.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles), frameon=False)
-    figure.savefig(file)
+def drawn(records: Iterable[Record]) -> str:
+    """A line of panels for each op, dtype and level, and each number of rows where row lengths come with several."""
+    chosen = [r for r in records if r.share_of_copy is not None]
+    lines: dict[Panel, list[Record]] = {}
+    apart = _with_several_rows(chosen)
+    for r in chosen:
+        lines.setdefault((*_group(r), _rows(r) if _group(r) in apart else ""), []).append(r)
+    names = sorted({r.implementation for r in chosen}, key=_place)
+    width, height = _WIDTH * len(DIRECTIONS), _LEGEND + _HEIGHT * len(lines)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
+        f'<style>{_STYLE}</style><rect width="{width}" height="{height}" fill="#fff"/>',
+        *_legend(names),
+    ]
+    for k, (panel, line) in enumerate(lines.items()):
+        top = max([1.0, *(r.share_of_copy or 0 for r in line)])
+        for j, direction in enumerate(DIRECTIONS):
+            shown = [r for r in line if r.direction == direction]
+            title = ", ".join(filter(None, (f"{panel[0]} {direction}", *panel[1:])))
+            parts.append(f'<g transform="translate({j * _WIDTH},{_LEGEND + k * _HEIGHT})">')
+            parts += [*_panel(title, shown, names, math.ceil(top / _STEP) * _STEP), "</g>"]
+    return "\n".join([*parts, "</svg>", ""])
 
 
-def _group(result: dict[str, Any]) -> tuple[str, str, str]:
-    return result["op"], result["dtype"], result["device"]
+def _group(r: Record) -> tuple[str, str, str]:
+    return r.op, r.dtype, r.level
 
 
-def _rows(result: dict[str, Any]) -> str:
-    rows, features = result["rows"], result["in_features"]
-    return f"{rows} rows" if features is None else f"{rows} rows of {features} features"
+def _rows(r: Record) -> str:
+    rows, *features = r.sizes[:-1]
+    return f"{rows} rows" + "".join(f" of {n} features" for n in features)
 
 
-def _with_several_rows(results: Sequence[dict[str, Any]]) -> set[tuple[str, str, str]]:
+def _with_several_rows(records: Sequence[Record]) -> set[tuple[str, str, str]]:
     found: dict[tuple[tuple[str, str, str], int], set[str]] = {}
-    for r in results:
-        found.setdefault((_group(r), r["columns"]), set()).add(_rows(r))
+    for r in records:
+        found.setdefault((_group(r), r.sizes[-1]), set()).add(_rows(r))
     return {group for (group, _), rows in found.items() if len(rows) > 1}
 
 
-def _figure(width: float, height: float) -> Any:
-    """matplotlib is imported here alone; a Figure by itself opens no window and leaves no state."""
-    return importlib.import_module("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
+def _place(name: str) -> tuple[int, str]:
+    order = list(_COLOURS)
+    return (order.index(name) if name in order else len(order)), name
 
 
-def _host(results: Sequence[dict[str, Any]], file: str) -> None:
-    results = [r for r in results if not r["refused"]]
-
-    def call_of(result: dict[str, Any]) -> tuple[str, ...]:
-        return *_group(result), result["direction"]
-
-    calls = list(dict.fromkeys(map(call_of, results)))
-    names = list(dict.fromkeys(r["implementation"] for r in results))
-    figure = _figure(8, 1.2 + 0.16 * len(calls) * (len(names) + 1))
-    panel = figure.subplots()
-    thickness = 1 / (len(names) + 1)
+def _legend(names: Sequence[str]) -> list[str]:
+    parts = []
     for k, name in enumerate(names):
-        times = {call_of(r): r["microseconds"] for r in results if r["implementation"] == name}
-        places = [(i + k * thickness, times[call]) for i, call in enumerate(calls) if call in times]
-        panel.barh(*zip(*places, strict=True), height=thickness, label=name, color=_COLOURS.get(name))
-    panel.set_yticks([i + (len(names) - 1) * thickness / 2 for i in range(len(calls))], [" ".join(c) for c in calls])
-    panel.invert_yaxis()
-    panel.set_xlabel("host time of a call on 16 numbers a tensor, µs")
-    panel.grid(alpha=0.3, axis="x")
-    figure.legend(loc="outside upper center", ncols=len(names), frameon=False)
-    figure.savefig(file)
+        x = _LEFT + 90 * k
+        parts.append(f'<path d="M{x} 15h20" stroke="{_COLOURS.get(name, "#999")}"/>')
+        parts.append(_text(x + 25, 19, name, "start"))
+    return parts
+
+
+def _panel(title: str, records: Sequence[Record], names: Sequence[str], top: float) -> list[str]:
+    lengths = sorted({r.sizes[-1] for r in records})
+    first, last = (math.log2(lengths[0]), math.log2(lengths[-1])) if lengths else (0.0, 0.0)
+    inner, tall = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def x(length: int) -> float:
+        return _LEFT + (inner * (math.log2(length) - first) / (last - first) if last > first else inner / 2)
+
+    def y(share: float) -> float:
+        return _TOP + tall * (1 - share / top)
+
+    parts = [_text(_LEFT + inner / 2, 16, title)]
+    for k in range(round(top / _STEP) + 1):
+        at = y(k * _STEP)
+        parts.append(f'<path class="grid" d="M{_LEFT} {at:.1f}h{inner}"/>')
+        parts.append(_text(_LEFT - 5, at + 4, f"{k * _STEP:g}", "end"))
+    parts += [_text(x(n), _HEIGHT - 30, _spelled(n)) for n in lengths]
+    parts.append(_text(_LEFT + inner / 2, _HEIGHT - 12, "row length; up: share of the copy bandwidth"))
+    for name in reversed(names):  # the first on top
+        points = sorted((r.sizes[-1], r.share_of_copy or 0) for r in records if r.implementation == name)
+        if not points:
+            continue
+        places = [f"{x(n):.1f} {y(share):.1f}" for n, share in points]
+        colour = _COLOURS.get(name, "#999")
+        parts.append(f'<path d="M{"L".join(places)}" stroke="{colour}"/>')
+        dots = "".join(f'<circle cx="{a}" cy="{b}" r="3"/>' for a, b in (place.split() for place in places))
+        parts.append(f'<g fill="{colour}">{dots}</g>')
+    return parts
+
+
+def _spelled(length: int) -> str:
+    return str(length) if length % 1024 else f"{length // 1024}k"  # what is longer overlaps its neighbours
+
+
+def _text(x: float, y: float, content: str, anchor: str = "middle") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'

@@ -1,0 +1,209 @@
+"""The text of docs/performance.md, and its picture, from the measurements."""
+
+from __future__ import annotations
+
+import functools
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+from tables import NOTHING, Card, named, shape, significant, span, table
+
+from fastops.bench import plot, records, timing
+
+HERE = Path(__file__).parent
+GPU, CPU = "h200", "epyc"
+GPU_LEVEL = "generic"  # the group of kernels that this card chooses; lines of another are for comparisons
+NORMS = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
+ELEMENTWISE = ("square", "relu", "sigmoid", "axpby")
+PRODUCTS = ("linear", "lltm")
+PICTURED = ("layer_norm", "rms_norm")
+DIRECTIONS = ("forward", "backward")
+DTYPES = ("f32", "bf16", "f16")
+HALF = "bf16"  # what the GPU's tables are of
+PEERS = ("eager", "compile", "liger", "quack")
+ONE_SIZE = dict.fromkeys((*NORMS, *ELEMENTWISE, "linear"), "8192x4096") | {"lltm": "4096x1024"}
+COLUMNS = tuple((direction, dtype) for direction in DIRECTIONS for dtype in DTYPES)
+TIES = 0.01  # of a time; less is noise
+
+fill = functools.partial(textwrap.fill, width=120, break_long_words=False, break_on_hyphens=False)
+
+
+def card(root: Path, name: str) -> Card:
+    found = records.read(root / f"benchmarks/results/{name}.csv")
+    return Card(r for r in found if name != GPU or r.level == GPU_LEVEL)
+
+
+def files(root: Path) -> dict[Path, str]:
+    """What is generated, by its path in the tree."""
+    gpu, cpu = card(root, GPU), card(root, CPU)
+    pictured = [r for r in gpu.records if r.op in PICTURED and r.dtype == HALF and r.measure == "call"]
+    return {Path("docs/performance.md"): text(gpu, cpu), Path(f"docs/{GPU}.svg"): plot.drawn(pictured)}
+
+
+def text(gpu: Card, cpu: Card) -> str:
+    cpu_sizes = dict.fromkeys(shape(r) for r in cpu.chosen() if r.op in NORMS)
+    torches = (f"{r.torch} on the {name}" for name, one in (("GPU", gpu), ("CPU", cpu)) for r in one.records)
+    page = (HERE / "page.md").read_text(encoding="utf-8")
+    return wrapped(
+        page.format(
+            card=GPU,
+            CARD=GPU.upper(),
+            cpu=CPU,
+            CPU=f"AMD {CPU.upper()}",
+            pictured=listed(PICTURED),
+            one_size=ONE_SIZE["layer_norm"].replace("x", "×"),
+            copy=significant(copy_bandwidth(gpu) / 1e12, 2),
+            sizes=len(gpu.chosen(op="layer_norm", direction="forward", dtype=HALF)),
+            cpu_sizes=listed(cpu_sizes),
+            products=listed(f"`{op}`" for op in PRODUCTS),
+            torches=listed(dict.fromkeys(torches)),
+            rounds=timing.ROUNDS,
+            table_one=table_one(gpu),
+            table_lengths=table_lengths(gpu),
+            table_peers=table_peers(gpu),
+            table_cpu=table_cpu(cpu),
+            limits=limits(gpu, cpu),
+        )
+    )
+
+
+def wrapped(page: str) -> str:
+    """Its paragraphs, and each point of a list, in lines of one width, whatever was put into them."""
+    return "\n\n".join(map(wrapped_block, page.strip().split("\n\n"))) + "\n"
+
+
+def wrapped_block(block: str) -> str:
+    if block[0] in "#|!<":  # a heading, a table, a picture, a comment
+        return block
+    if not block.startswith("- "):
+        return fill(block)
+    return "\n".join(fill(point, subsequent_indent="  ") for point in block.splitlines())
+
+
+def copy_bandwidth(gpu: Card) -> float:
+    """In bytes a second: ``square`` reads its input once and writes its output once, as a copy does."""
+    r = gpu.one(op="square", direction="forward", dtype=HALF, shape=ONE_SIZE["square"])
+    rows, columns = r.sizes
+    return 2 * rows * columns * 2 / (r.us * 1e-6) / (r.share_of_copy or 1)
+
+
+def table_one(gpu: Card) -> str:
+    head = ["", "µs", "share", *PEERS, "memory, MB", "eager's, MB"]
+    return table(head, (line_of_one(gpu, op, direction) for op in ONE_SIZE for direction in DIRECTIONS))
+
+
+def line_of_one(gpu: Card, op: str, direction: str) -> list[str]:
+    ours = gpu.one(op=op, direction=direction, dtype=HALF, shape=ONE_SIZE[op])
+    peers = [gpu.get(ours, name) for name in PEERS]
+    where = "" if ours.shape == ONE_SIZE["layer_norm"] else f" {shape(ours)}"
+    share = NOTHING if op in PRODUCTS else f"{ours.share_of_copy:.2f}"
+    eager = gpu.get(ours, "eager")
+    return [
+        f"`{op}`{where} {direction}",
+        f"**{significant(ours.us)}**",
+        share,
+        *(significant(peer.us) if peer else NOTHING for peer in peers),
+        *(significant(r.peak_mb) if r and r.peak_mb else NOTHING for r in (ours, eager)),
+    ]
+
+
+def table_lengths(gpu: Card) -> str:
+    lines = {
+        (op, direction): {r.shape: r for r in gpu.chosen(op=op, direction=direction, dtype=HALF)}
+        for op in (*NORMS, *ELEMENTWISE)
+        for direction in DIRECTIONS
+    }
+    shapes = sorted(lines["layer_norm", "forward"], key=lambda s: int(s.split("x")[1]))
+    rows = (
+        [f"`{op}` {direction}", *(f"{by[s].share_of_copy:.2f}" for s in shapes)]
+        for (op, direction), by in lines.items()
+    )
+    return table(["", *(s.replace("x", "×") for s in shapes)], rows)
+
+
+def table_peers(gpu: Card) -> str:
+    def cell(op: str, direction: str, dtype: str) -> str:
+        return span(ratio for ratio, _ in gpu.best_ratios(gpu.chosen(op=op, direction=direction, dtype=dtype)))
+
+    return table(
+        heads(), ([f"`{op}`", *(cell(op, *column) for column in COLUMNS)] for op in (*NORMS, *ELEMENTWISE, *PRODUCTS))
+    )
+
+
+def table_cpu(cpu: Card) -> str:
+    def cell(op: str, level: str, direction: str, dtype: str) -> str:
+        ours = cpu.chosen(op=op, level=level, direction=direction, dtype=dtype)
+        return span(ratio for ratio, _ in cpu.best_ratios(ours))
+
+    levels = sorted({r.level for r in cpu.records}, reverse=True)
+    rows = (
+        [f"`{op}`, {level}", *(cell(op, level, *column) for column in COLUMNS)]
+        for op in (*NORMS, *ELEMENTWISE)
+        for level in levels
+    )
+    return table(heads(), rows)
+
+
+def heads() -> list[str]:
+    return ["", *(f"{direction}, {dtype}" for direction, dtype in COLUMNS)]
+
+
+def limits(gpu: Card, cpu: Card) -> str:
+    return "\n".join([behind(gpu), behind_on_the_cpu(cpu), host(gpu), first(gpu)])
+
+
+def behind(gpu: Card) -> str:
+    """Where a peer is ahead on the GPU, the furthest first."""
+    ratios = sorted(gpu.best_ratios(gpu.chosen()), key=lambda pair: (pair[0], pair[1].key))
+    ahead = [(ratio, r) for ratio, r in ratios if ratio < 1 - TIES]
+    nearest = "; ".join(
+        f"{r.implementation} takes {ratio:.3f} of fastops' time in {named(r)}" for ratio, r in ratios[:3]
+    )
+    return (
+        f"- **On the {GPU.upper()}** a peer is ahead of fastops by more than {TIES:.0%} in {len(ahead)} of "
+        f"{len(ratios)} measurements. The furthest: {nearest}."
+    )
+
+
+def behind_on_the_cpu(cpu: Card) -> str:
+    ops = (*NORMS, *ELEMENTWISE)
+    ratios = sorted(cpu.best_ratios([r for r in cpu.chosen() if r.op in ops]), key=lambda pair: (pair[0], pair[1].key))
+    ahead = [(ratio, r) for ratio, r in ratios if ratio < 1 - TIES]
+    least = ", ".join(f"{ratio:.3f} in {named(r)}, {r.level}" for ratio, r in ratios[:2])
+    return (
+        f"- **On the CPU** PyTorch is ahead by more than {TIES:.0%} in {len(ahead)} of {len(ratios)} measurements, all "
+        f"of {listed(f'`{op}`' for op in dict.fromkeys(r.op for _, r in ahead))}; its time over fastops' is {least}."
+    )
+
+
+def host(gpu: Card) -> str:
+    """Host time of a small call."""
+
+    def times(op: str, direction: str) -> str:
+        ours = gpu.one("host", op=op, direction=direction, dtype=HALF)
+        eager = gpu.get(ours, "eager")
+        return f"{significant(ours.us)} (PyTorch {significant(eager.us) if eager else NOTHING})"
+
+    calls = "; ".join(
+        f"`{op}` {times(op, 'forward')} without a gradient, {times(op, 'forward+backward')} forward and backward"
+        for op in ("layer_norm", "rms_norm", "relu")
+    )
+    return (
+        "- **Small calls** are bound by the host, where fastops has an autograd node in Python. Microseconds of a call "
+        f"on 16 numbers on the {GPU.upper()}'s host: {calls}."
+    )
+
+
+def first(gpu: Card) -> str:
+    ours = [r.us / 1e6 for r in gpu.chosen("first")]
+    compiled = [[r.us / 1e6 for r in gpu.chosen(measure, "compile")] for measure in ("first", "again")]
+    return (
+        f"- **First result** in a fresh process, beyond PyTorch's import: fastops {span(ours)} s, `torch.compile` "
+        f"{span(compiled[0])} s, and {span(compiled[1])} s with what an earlier process left on disk."
+    )
+
+
+def listed(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
