@@ -8,37 +8,14 @@ import pytest
 import torch
 from added import every_added, inputs
 from placed import placed
+from rules import lengths
 
 from fastops.cases import Make
 from fastops.cases import norms as formulas
 from fastops.selftest.checks import same_bits
 
-# The least and the most that each number of threads has, a few between, and rows that are too long for registers.
-LENGTHS = (
-    4,
-    60,
-    68,
-    100,
-    124,
-    132,
-    188,
-    196,
-    252,
-    260,
-    300,
-    380,
-    388,
-    508,
-    516,
-    764,
-    772,
-    1020,
-    1028,
-    1500,
-    1532,
-    1540,
-)
-LENGTHS += (2500, 4092, 8188, 8196, 12284, 16380, 16388)
+# Some between the bounds of the rules, too.
+LENGTHS = tuple(sorted({100, 300, 1500, 2500, 12284, *lengths("norm_forward", "8 bytes", most=20000)}))
 
 
 @every_added

@@ -9,6 +9,7 @@ import pytest
 import torch
 from added import every_added, inputs
 from placed import placed
+from rules import lengths
 
 import fastops
 from fastops.cases import DTYPES, Make
@@ -17,38 +18,14 @@ from fastops.selftest.checks import same_bits
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
-# Of 1 to 32 lanes, of a warp's lanes with several words each, of several warps, and beyond registers.
-RAGGED = (
-    *range(1, 41),
-    63,
-    101,
-    127,
-    129,
-    201,
-    255,
-    257,
-    403,
-    513,
-    701,
-    769,
-    895,
-    897,
-    1027,
-    1500,
-    1501,
-    2049,
-    3001,
-    4099,
-)
-RAGGED_LONG = (5003, 8191, 16383, 16390, 20001)
-# Of whole 16 bytes, for each kernel that has many rows or few.
-WHOLE = (512, 600, 768, 1000, 1024, 1504, 1536, 2048, 4096, 4608, 5000, 5504, 6144, 6148)
-WHOLE += (9216, 11008, 12288, 12296, 16380, 16384, 20480, 32760, 40000)
+# The bounds of the CUDA kernels' rules, some between them, and all that a vector of the CPU's may leave.
+RAGGED = tuple(sorted({*range(1, 41), 403, 1500, 3001, *lengths("norm_forward", "words", "elements", most=20000)}))
+WHOLE = lengths("norm_forward", "16 bytes", dtypes=("bf16", "f32"), most=40000)
 
 
 @every_added
 @every_dtype
-@pytest.mark.parametrize("n", [*RAGGED, *RAGGED_LONG])
+@pytest.mark.parametrize("n", RAGGED)
 def test_a_rows_bits_do_not_depend_on_where_it_lies(
     added: Any, norm: Any, parameters: int, dtype: torch.dtype, n: int, device: torch.device
 ) -> None:
@@ -76,7 +53,7 @@ def test_a_rows_bits_do_not_depend_on_where_it_lies(
 
 
 @every_added
-@pytest.mark.parametrize("n", [61, 403, 769, 1500, 3001, 5003, *WHOLE])
+@pytest.mark.parametrize("n", [61, 403, 1500, 3001, 5003, *WHOLE])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_rows_bits_do_not_depend_on_how_many_there_are(
     added: Any, norm: Any, parameters: int, dtype: torch.dtype, n: int, device: torch.device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from rules import rows_by_twos
 
 import fastops
 from fastops.cases import Make
@@ -11,11 +12,8 @@ from fastops.cases import norms as formulas
 from fastops.selftest.accuracy import ulps
 from fastops.selftest.checks import same_bits
 
-# Of two to eight warps, whole and not, and of two to sixteen blocks; odd numbers of rows, of which one is left alone,
-# and so many that a card of 148 multiprocessors has them not all at once.
-PROBLEMS = [(3601, n) for n in (776, 1024)] + [(1801, n) for n in (1032, 1280)]
-PROBLEMS += [(1201, n) for n in (2048, 3080, 3584, 4096)] + [(601, n) for n in (12296, 16384)]
-PROBLEMS += [(301, n) for n in (24584, 40000, 65536)] + [(101, 131072)]
+# Twice as many rows as a card of 132 multiprocessors has at once, for others have up to 148. Of an odd number one is alone.
+PROBLEMS = sorted({(2 * rows | 1, n) for norm, _, rows, n in rows_by_twos("bf16", "h200") if norm == "layer"})
 DISTANCES = (0.0, 1.0, -3.9, 4.1, 30.0, -1000.0)  # of the mean from 0, in standard deviations
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from added import every_added, inputs
+from rules import lengths
 from torch import Tensor
 
 import fastops
@@ -15,10 +16,9 @@ from fastops.cases import Make
 from fastops.cases import norms as formulas
 from fastops.selftest.checks import same_bits
 
-# Of 2 to 16 blocks of 16 KB or, longer ones, of 32, whole and not. Some are for other kernels: the shortest of halves
-# and with a residual, of layer norms too, rms norms of 32 to 64 KB, the longest.
-LONG = (5504, 6148, 8192, 12296, 16392, 24576, 32776, 40000)
-LONG += (65536, 73736, 100000, 122888, 131072, 200008, 262144, 300000)
+# From the shortest on that blocks of a cluster share.
+LONG = [n for n in lengths("norm_forward", "16 bytes", dtypes=("bf16", "f32"), most=300000) if n >= 5120]
+LONG = sorted({*LONG, 40000, 73736, 122888, 200008})
 
 
 @every_added

@@ -45,6 +45,7 @@ constexpr AtMost kSingleWave = {Unit::megabyte, 64};
 inline constexpr Schedule kRegisters[] = {{kAll, kSingleWave, Kernel::single_wave}, {kAll, kAnyRows, Kernel::registers}};
 inline constexpr Schedule kWords[]     = {{kAll, kSingleWave, Kernel::single_wave}, {kAll, kAnyRows, Kernel::words}};
 inline constexpr Schedule kRing[]      = {{kAll, kSingleWave, Kernel::single_wave}, {kAll, kAnyRows, Kernel::ring}};
+inline constexpr Schedule kRingAlone[] = {{kAll, kAnyRows, Kernel::ring}};
 inline constexpr Schedule kRingLong[]  = {{kAll, kAnyRows, Kernel::ring_long}};
 inline constexpr Schedule kLongRow[]   = {{kAll, kAnyRows, Kernel::long_row}};
 
@@ -61,7 +62,7 @@ inline constexpr Rule kRules[] = {
     {kNorms, kTypes,   kEither, kBy16,  kV16,       256, kEvery, warps(2),                kRegisters, "1024 halves: 2 warps a row and 4 rows a block reach 0.77 of a copy, a ring 0.48 to 0.73"},
     {kNorms, kHalves,  kEither, kBy16,  kV16,      4096, kEvery, cluster2_warps(256, 4),  kRing,      "above 4 KB: 4096 halves 0.86 of a copy, registers 0.81 to 0.84; one block up to 16 KB, then a cluster"},
     {kLayer, kHalf,    kAlone,  kBy16,  kV16,     16384, kEvery, cluster2(512, 4),        kRingLong,  "half as many blocks a row: 1024x65536 114, ring 132; 512x131072 115, ring 159"},
-    {kNorms, kHalves,  kEither, kBy16,  kV16,     16384, kEvery, cluster2_warps(256, 4),  kRing,      "65536 halves: a cluster of eight 0.68 to 0.75 of a copy, of sixteen 0.38"},
+    {kNorms, kHalves,  kEither, kBy16,  kV16,     16384, kEvery, cluster2_warps(256, 4),  kRingAlone, "65536 halves: a cluster of eight 0.68 to 0.75 of a copy, of sixteen 0.38"},
     {kNorms, kF32,     kEither, kBy16,  kV16,     32768, kEvery, cluster2_warps(256, 8),  kRing,      "one block up to 32 KB, then a cluster"},
     {kNorms, kTypes,   kEither, kBy16,  kV16,      1024, kEvery, warps(2),                kRegisters, "where the ring does not run, as up to 4 KB"},
     {kNorms, kTypes,   kEither, kBy16,  kV16,      kEnd, kEvery, block(512),              kLongRow,   "longer than the others hold"},

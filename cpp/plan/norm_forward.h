@@ -218,7 +218,7 @@ inline constexpr Rule kRules[] = {
     {kNorms, kTypes,   kEither,   kBy16,    kV16,      kEnd,  kEvery,  block(1024),      kLongRow,            "longer than the others hold"},
     {kNorms, kHalf,    kEither,   kBy8,     kV8,       16,    kEvery,  lanes(8, 2),      kNarrowLanes,        "rows of 1500, 65537 of a layer norm: 98.7, by words 116.7"},
     {kNorms, kHalf,    kResidual, kBy8,     kV8,       32,    kEvery,  lanes(16, 2),     kNarrowLanes,        "a residual doubles the bytes: two vectors a lane before four"},
-    {kNorms, kHalf,    kEither,   kBy8,     kV8,       32,    kEvery,  lanes(8, 4),      kNarrowLanesOfFour,  "the lanes of a warp, as of whole vectors of 16 bytes"},
+    {kNorms, kHalf,    kAlone,    kBy8,     kV8,       32,    kEvery,  lanes(8, 4),      kNarrowLanesOfFour,  "the lanes of a warp, as of whole vectors of 16 bytes"},
     {kNorms, kHalf,    kEither,   kBy8,     kV8,       48,    kEvery,  lanes(16, 3),     kNarrowLanes,        "the lanes of a warp, as of whole vectors of 16 bytes"},
     {kNorms, kHalf,    kEither,   kBy8,     kV8,       64,    kEvery,  lanes(16, 4),     kNarrowLanesOfFour,  "the lanes of a warp, as of whole vectors of 16 bytes"},
     {kNorms, kHalf,    kEither,   kBy8,     kV8,       96,    kEvery,  lanes(32, 3),     kNarrowLanes,        "the lanes of a warp, as of whole vectors of 16 bytes"},

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from . import _C, _driver, _load
+from ._plan import DTYPES, Plan, plan
 from ._remedy import major_of, remedy
 
 # As the extension read them, when it was loaded.
@@ -82,6 +83,31 @@ class Capabilities:
     driver: str
     paths: Mapping[str, str]
     forced: Mapping[str, str]
+
+    def plan(
+        self, op: str, dtype: torch.dtype, size: tuple[int, ...], *, backward: bool = False, card: str | None = None
+    ) -> Plan:
+        """Which kernel runs for a problem, and why, as ``python -m fastops.info --plan`` prints it.
+
+        Args:
+            op: a public operator's name.
+            dtype: of the tensors.
+            size: rows and their length; of ``linear`` rows, features and outputs; of ``lltm`` batch, features and
+                state.
+            backward: the gradients' kernel.
+            card: a card's name such as ``"h100"``, or ``"cpu"``; None for the current GPU, or the CPU where there is
+                none.
+
+        Raises:
+            ValueError: an unknown op, dtype or card, or a size that the op does not have.
+
+        Example::
+
+            >>> fastops.capabilities().plan("layer_norm", torch.bfloat16, (8192, 4096), card="h100").kernel
+            'two_full_rows'
+        """
+        names = {dtype: name for name, dtype in DTYPES.items()}
+        return plan(op, names.get(dtype, str(dtype)), size, card, backward=backward)
 
     def __str__(self) -> str:
         build = self.build

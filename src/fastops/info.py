@@ -1,6 +1,10 @@
 """``python -m fastops.info [--json]``: everything that a bug report needs, also where fastops does not load.
 
-Exit status 0 if fastops loads, 1 with the diagnosis if it does not. No probe can make the report fail.
+``--plan layer_norm bf16 8192x4096 [--card h100] [--backward]``: which kernel runs, and why; ``--plan layer_norm``: the
+table that it is chosen by. It needs no GPU.
+
+Exit status 0 if fastops loads, 1 with the diagnosis if it does not, 2 for a plan that there is not. No probe can make
+the report fail.
 """
 
 from __future__ import annotations
@@ -46,8 +50,17 @@ def report() -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     print_anything()
     parser = argparse.ArgumentParser(prog="python -m fastops.info", description="What is installed and what runs here.")
-    parser.add_argument("--json", action="store_true", help="the report as JSON")
-    as_json = parser.parse_args(arguments).json
+    parser.add_argument("--json", action="store_true", help="the report, or the plan, as JSON")
+    parser.add_argument("--plan", nargs="+", metavar=("OP", "DTYPE ROWSxN"), help="which kernel runs, or OP's table")
+    parser.add_argument(
+        "--card", help="plan for this card, such as h100, a100, l4, t4, b200 or cpu, in place of this one"
+    )
+    parser.add_argument("--backward", action="store_true", help="plan the gradients' kernel")
+    parser.add_argument("--parameter", metavar="DTYPE", help="plan a norm whose parameters have this dtype")
+    given = parser.parse_args(arguments)
+    as_json = given.json
+    if given.plan:
+        return _plan(parser, given)
     found = report()
     if as_json:
         print(json.dumps(found, indent=2, default=str))
@@ -55,6 +68,33 @@ def main(arguments: list[str] | None = None) -> int:
         found["capabilities"] = _guarded(lambda: str(_load_capabilities()))
         print("\n".join(_text(name, value) for name, value in found.items()))
     return 0 if _load.failure is None else 1
+
+
+def _plan(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    if _load.failure is not None:
+        print("fastops does not load: " + _load.diagnose(_load.failure))
+        return 1
+    from . import _plan
+
+    op, *problem = given.plan
+    if len(problem) not in (0, 2):
+        parser.error(f"--plan takes OP, or OP DTYPE ROWSxN, got {' '.join(given.plan)}")
+    try:
+        if not problem:
+            print(
+                json.dumps(_plan.tables_of(op, given.backward), indent=2)
+                if given.json
+                else _plan.text_of(op, given.backward)
+            )
+            return 0
+        dtype, size = problem
+        found = _plan.plan(
+            op, dtype, _plan.sizes_of(op, size), given.card, backward=given.backward, parameter=given.parameter
+        )
+    except (ValueError, RuntimeError) as error:
+        parser.error(str(error))
+    print(json.dumps(dataclasses.asdict(found), indent=2) if given.json else found)
+    return 0
 
 
 def _guarded(probe: Callable[[], Any]) -> Any:

@@ -64,12 +64,6 @@ def test_sizes_of_what_is_passed_to_code_made_at_run_time(places: dict[str, str]
     assert len({number(file, name) for file, name in places.items()}) == 1
 
 
-def test_few_rows_of_lltm() -> None:
-    found = re.search(r"_FEW_ROWS, _FEW_WEIGHTS, _FEW_INPUTS = (\d+),", (ROOT / "src/fastops/ops/lltm.py").read_text())
-    assert found
-    assert int(found[1]) == number("cpp/kernels/lltm_few.h", "kLltmFewRows")
-
-
 def test_tegra_chips() -> None:
     listed = re.search(r"int chips\[\] = \{([\d, ]+)\}", (ROOT / "cpp/core/cuda.cpp").read_text())
     assert listed

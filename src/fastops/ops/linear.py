@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from .. import _C
 from .._autocast import lower_precision
 from .._operator import Operator, check_parameter, sum_of_rows, wide
 from .._product import check_operands, check_types, product
@@ -174,32 +175,16 @@ _epilogue = Operator(
     batch=_batch,
 )
 
-# Where torch's product takes the bias, as its own call does. cuBLAS has other kernels without one. In float32 they are
-# up to 20 times slower by few rows: most features in, fewest out, rows from and to.
-_FEW_ROWS = ((1024, 1, 2, 16), (4096, 128, 5, 11))
-# They are mostly level, and our pass faster without a bias, by rows from _MANY on, where as many features come out as
-# _WIDE and fewer than _DEEP go in, or where the product has _LARGE numbers. By other rows they are up to three times
-# as fast.
-_MANY, _WIDE, _DEEP, _LARGE = 512, 64, 512, 2**21
-# In the half types, where features in or out are no whole vectors: in one size of eight, up to three quarters slower.
-# Of whole ones all are faster.
-_VECTOR = 8
-
 
 def _product_adds(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     # A bias that does not fit goes where it is refused by name. What compiles is not asked for its sizes, which it
-    # would then be compiled for.
+    # would then be compiled for. The table is cpp/plan/linear.h.
     if bias is None or not input.is_cuda or bias.dtype != input.dtype or input.dtype == torch.float64:
         return False
     if bias.device != input.device or torch.compiler.is_compiling() or weight.numel() == 0:
         return False
-    out, features = weight.shape
-    if input.dtype != torch.float32:
-        return out % _VECTOR != 0 or features % _VECTOR != 0
-    rows = input.numel() // features
-    if rows >= _MANY:
-        return out >= _WIDE and (features < _DEEP or rows * out >= _LARGE)
-    return any(features <= k and out >= n and first <= rows <= last for k, n, first, last in _FEW_ROWS)
+    outputs, features = weight.shape
+    return _C.library_adds_bias(input.element_size(), input.numel() // features, features, outputs)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:

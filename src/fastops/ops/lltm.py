@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from .. import _C
 from .._arguments import check_tensors
 from .._autocast import lower_precision
 from .._operator import Operator, sum_of_rows, wide
@@ -129,18 +130,13 @@ def _backward_few(ctx: Any, grad_h: Tensor, grad_cell: Tensor) -> Any:
 
 _few = Operator("lltm_few", lltm_few_reference, _fake_few, save=_save_few, backward=_backward_few, outputs=2)
 
-# Up to there one kernel for a step, and one for its backward, take less time than GEMMs with kernels around them.
-_FEW_ROWS, _FEW_WEIGHTS, _FEW_INPUTS = 16, 2**17, 1024
-
 
 def _takes_few(input: Tensor, weights: Tensor) -> bool:
     # What compiles is not asked for its sizes, which it would then be compiled for.
     return (
         not torch.compiler.is_compiling()
         and input.is_cuda
-        and input.shape[0] <= _FEW_ROWS
-        and weights.shape[1] <= _FEW_INPUTS
-        and weights.numel() <= _FEW_WEIGHTS
+        and _C.lltm_is_one_kernel(input.shape[0], weights.shape[1], weights.numel())  # the table is cpp/plan/lltm.h
     )
 
 

@@ -1,0 +1,305 @@
+"""Which kernel runs: the extension's tables of rules in words, for this machine's card or a named one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import _C
+
+Facts = tuple[int, int, int, int, int]
+
+# Of each card: multiprocessors; the threads of one, and the bytes of its shared memory; a block's bytes of them at
+# most; and the most blocks of a cluster that each fill a multiprocessor, 0 without clusters. From the CUDA C++
+# Programming Guide, "Technical Specifications per Compute Capability", and NVIDIA's data sheets.
+CARDS: dict[str, Facts] = {
+    "b200": (148, 2048, 233472, 232448, 16),
+    "h200": (132, 2048, 233472, 232448, 16),
+    "h100": (132, 2048, 233472, 232448, 16),
+    "l4": (58, 1536, 102400, 101376, 0),
+    "rtx4090": (128, 1536, 102400, 101376, 0),
+    "a100": (108, 2048, 167936, 166912, 0),
+    "a10": (72, 1536, 102400, 101376, 0),
+    "t4": (40, 1024, 65536, 65536, 0),
+    "v100": (80, 2048, 98304, 98304, 0),
+}
+CPU = "cpu"
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
+
+# The norm of an op, and whether it has a residual.
+_NORMS = {
+    "layer_norm": ("layer", False),
+    "rms_norm": ("rms", False),
+    "add_layer_norm": ("layer", True),
+    "add_rms_norm": ("rms", True),
+}
+_ELEMENTWISE = ("square", "relu", "sigmoid", "axpby")
+OPS = (*_NORMS, *_ELEMENTWISE, "linear", "lltm")
+# The sizes that a problem is given by, in the order of its text.
+_SIZES = {"linear": ("rows", "features", "outputs"), "lltm": ("batch", "features", "state")}
+_TEAMS = {
+    "lanes": "{threads} lanes of a warp",
+    "warps": "{threads} threads of a block",
+    "block": "a block of {threads} threads",
+    "cluster": "{blocks} blocks of {threads} threads, a cluster",
+    "cluster2": "{blocks} blocks of {threads} threads, a cluster",
+    "cluster2_warps": "{blocks} blocks of {threads} threads, a cluster",
+}
+_ROWS = {
+    "any": "",
+    "rows": "up to {} a multiprocessor",
+    "threads": "all at once in {} threads a multiprocessor",
+    "clusters": "all at once in {} blocks a multiprocessor",
+    "megabyte": "up to {}, of 1 MB in all",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs for one problem; ``str()`` of it is for people.
+
+    Attributes:
+        op, backward, card: what was asked for.
+        table, rule: the rule that applies, by the name of its table and its number there; None on the CPU.
+        kernel: the name of the kernel's form.
+        details: what else is known of it, such as the threads that share a row.
+        why: what was measured for the rule, or the reason.
+    """
+
+    op: str
+    backward: bool
+    card: str
+    table: str | None
+    rule: int | None
+    kernel: str
+    details: Mapping[str, Any]
+    why: str
+
+    def __str__(self) -> str:
+        lines = [f"{self.op} {'backward' if self.backward else 'forward'} on {self.card}"]
+        if self.table is not None:
+            lines.append(f"  rule        {self.rule} of {self.table}")
+        lines.append(f"  kernel      {self.kernel}")
+        lines += [f"  {name:11} {value}" for name, value in self.details.items()]
+        return "\n".join([*lines, f"  because     {self.why}"])
+
+
+def card_here() -> tuple[str, Facts | None]:
+    """The name and the facts of the current GPU; of the CPU where no GPU has kernels of this build."""
+    from .capability import capabilities
+
+    found = capabilities()
+    if found.no_gpu or "cuda" not in found.paths.values():
+        return CPU, None
+    device = torch.cuda.current_device()
+    arch = found.gpus[device].arch
+    if arch is None:
+        return CPU, None
+    torch.cuda.init()
+    return torch.cuda.get_device_name(device), _C.plan_card(found.build.arch_groups.index(arch))
+
+
+def facts_of(card: str) -> Facts | None:
+    """The facts of a named card; None of the CPU."""
+    if card == CPU:
+        return None
+    if card not in CARDS:
+        raise ValueError(f"[plan] card must be {', '.join(CARDS)} or cpu, got {card!r}")
+    return CARDS[card]
+
+
+def sizes_of(op: str, text: str) -> tuple[int, ...]:
+    """``8192x4096`` as numbers: as many as the op's problem has."""
+    names = _SIZES.get(op, ("rows", "n"))
+    found = tuple(map(int, text.split("x"))) if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text) else ()
+    if len(found) != len(names):
+        raise ValueError(f"[plan] {op}'s size must be {'x'.join(names)}, got {text!r}")
+    return found
+
+
+def plan(
+    op: str,
+    dtype: str,
+    size: Sequence[int],
+    card: str | None = None,
+    *,
+    backward: bool = False,
+    parameter: str | None = None,
+) -> Plan:
+    """What runs for a problem of aligned, contiguous tensors.
+
+    Args:
+        op: a public operator's name.
+        dtype: ``f16``, ``bf16``, ``f32`` or ``f64``.
+        size: rows and their length; of ``linear`` rows, features and outputs, of ``lltm`` batch, features and state.
+        card: a name of :data:`CARDS`, ``"cpu"``, or None for this machine's GPU, or its CPU where it has none.
+        backward: the gradients' kernel.
+        parameter: the dtype of a norm's weight and bias; None: ``dtype``.
+
+    Raises:
+        ValueError: an unknown op, dtype or card, or a size that the op does not have.
+    """
+    if op not in OPS:
+        raise ValueError(f"[plan] op must be one of {', '.join(OPS)}, got {op!r}")
+    if dtype not in DTYPES:
+        raise ValueError(f"[plan] dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    size = sizes_of(op, "x".join(map(str, size)))
+    name, facts = card_here() if card is None else (card, facts_of(card))
+    if facts is None:
+        return _on_cpu(op, dtype, size, backward)
+    if op in _NORMS:
+        found = _norm(op, dtype, parameter or dtype, size, facts, backward)
+    elif op == "linear":
+        found = _linear(dtype, size, facts, backward)
+    else:
+        found = _lltm(size) if op == "lltm" else _elementwise(dtype, size)
+    return Plan(op, backward, name, *found)
+
+
+_Found = tuple[str, int, str, dict[str, Any], str]
+
+
+def _norm(op: str, dtype: str, parameter: str, size: Sequence[int], facts: Facts, backward: bool) -> _Found:
+    norm, residual = _NORMS[op]
+    table = "norm_backward" if backward else "norm_forward"
+    found = getattr(_C, f"plan_{table}")(norm, dtype, parameter, residual, *size, facts)
+    form = found["form"]
+    alone = found["blocks"] == 1 and found["team"].startswith("cluster")
+    details = {"team": _TEAMS["warps" if alone else found["team"]].format(**found)}
+    if found["each"]:
+        details["each"] = f"{found['each']} of {found['read by']} a thread"
+    else:
+        details["reads by"] = found["read by"]
+    for name, key in (("block", "block"), ("parameters", "parameters"), ("rows each", "rows each")):
+        if key in form and form[key] != "own":
+            details[name] = form[key]
+    if found["stages"]:
+        details["stages"] = f"{found['stages']}, {found['shared bytes']} bytes of shared memory"
+    if backward:
+        chunks = found.get("chunks", "as many as clusters are on the card at once")
+        details["chunks"] = f"{chunks}, for the sums over rows"
+    return table, found["rule"], form["kernel"], details, found["why"]
+
+
+def _elementwise(dtype: str, size: Sequence[int]) -> _Found:
+    number = _C.plan_pointwise(True, True, size[0] * size[1])
+    rule = _C.plan_rules()["pointwise"][number]
+    return "pointwise", number, rule["kernel"], {"layout": "one run, aligned"}, rule["why"]
+
+
+def _linear(dtype: str, size: Sequence[int], facts: Facts, backward: bool) -> _Found:
+    rows, features, outputs = size
+    bytes_each = DTYPES[dtype].itemsize
+    library = _C.library_adds_bias(bytes_each, rows, features, outputs)
+    details: dict[str, Any] = {"bias": f"added by {'the product' if library else 'the epilogue'}"}
+    if dtype != "f64":
+        details["since"] = _C.plan_rules()["linear_bias"][_C.plan_bias(dtype, rows, features, outputs)]["why"]
+    table = "linear_backward" if backward else "linear_forward"
+    number = _C.plan_epilogue(backward, dtype, rows, outputs, not library, True, facts)
+    rule = _C.plan_rules()[table][number]
+    return table, number, rule["kernel"], details, rule["why"]
+
+
+def _lltm(size: Sequence[int]) -> _Found:
+    batch, features, state = size
+    number = _C.plan_lltm(batch, features + state, 3 * state * (features + state))
+    rule = _C.plan_rules()["lltm"][number]
+    return "lltm", number, rule["kernel"], {}, rule["why"]
+
+
+def _on_cpu(op: str, dtype: str, size: Sequence[int], backward: bool) -> Plan:
+    rows, n = size[0], size[-1]
+    threads = torch.get_num_threads()
+    found = _C.plan_cpu(dtype, rows, n, threads)
+    details: dict[str, Any] = {"threads": f"up to {threads}, each of at least {found['rows a task']} rows"}
+    norm = op in _NORMS
+    if norm:
+        shares = found["chunks share segments" if backward else "shares segments"]
+        details["segments"] = f"{found['segments']} a row, {'shared among' if shares else 'of whole rows to'} threads"
+        details["stores"] = "past the caches, if aligned to 64 bytes" if found["streams"] else "by the caches"
+    if backward and (norm or op in ("linear", "lltm")):
+        details["chunks"] = f"{found['chunks']}, for the sums over rows"
+    level = _C.cpu()["isa"]
+    return Plan(op, backward, CPU, None, None, level, details, "the best level that this CPU runs, or the one forced")
+
+
+def tables_of(op: str, backward: bool = False) -> dict[str, list[dict[str, Any]]]:
+    """The tables that an op's kernels are chosen by, in their order."""
+    direction = "backward" if backward else "forward"
+    names = {
+        "linear": ["linear_bias", f"linear_{direction}"],
+        "lltm": ["lltm"],
+        **{norm: [f"norm_{direction}"] for norm in _NORMS},
+        **{name: ["pointwise"] for name in _ELEMENTWISE},
+    }
+    if op not in names:
+        raise ValueError(f"[plan] op must be one of {', '.join(OPS)}, got {op!r}")
+    all_rules = _C.plan_rules()
+    return {name: all_rules[name] for name in names[op]}
+
+
+def text_of(op: str, backward: bool = False) -> str:
+    """The tables of an op as text, a rule a line and its schedules beneath."""
+    parts = []
+    for name, rules in tables_of(op, backward).items():
+        rows = [line for number, rule in enumerate(rules) if _is_for(rule, op) for line in _lines(number, rule, op)]
+        header = list(dict.fromkeys(key for row in rows for key in row))
+        cells = [header, *([str(row.get(key, "")) for key in header] for row in rows)]
+        widths = [max(len(row[k]) for row in cells) for k in range(len(header))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+        ]
+        parts.append("\n".join([name, *lines]))
+    return "\n\n".join(parts)
+
+
+def _is_for(rule: dict[str, Any], op: str) -> bool:
+    if op not in _NORMS:
+        return True
+    norm, residual = _NORMS[op]
+    return norm in rule["norm"] and ("yes" if residual else "no") in rule["residual"]
+
+
+def _lines(number: int, rule: dict[str, Any], op: str) -> list[dict[str, Any]]:
+    if "schedules" not in rule:
+        return [{"rule": number} | {k: _value(v) for k, v in rule.items()}]
+    unit = {"16 bytes": 16, "8 bytes": 8}.get(rule["read by"])
+    end = rule["up to"] >= 2**62
+    team = rule["team"] if rule["team"] == "warps" else f"{rule['team']} {rule['threads']}"
+    first = {
+        "rule": number,
+        "dtype": ", ".join(rule["dtype"]) if len(rule["dtype"]) < 4 else "any",
+        "reads by": rule["read by"],
+        "row up to": "" if end else f"{rule['up to'] * unit} bytes" if unit else f"{rule['up to']} words",
+        "units": rule["multiple"],
+        "team": team,
+        "each": rule["each"] or "",
+    }
+    lines: list[dict[str, Any]] = []
+    for schedule in rule["schedules"]:
+        if not _is_for(schedule["for"], op) or not schedule["for"]["dtype"]:
+            continue
+        types = schedule["for"]["dtype"]
+        line = {
+            "kernel": schedule["kernel"],
+            "rows": _ROWS[schedule["rows"]].format(schedule["at most"]),
+            "of": ", ".join(types) if types != rule["dtype"] else "",
+            "block": schedule.get("block", ""),
+            "parameters": {"own": "", None: ""}.get(schedule.get("parameters"), schedule.get("parameters")),
+            "rows each": schedule.get("rows each", ""),
+        }
+        lines.append((first if not lines else {}) | line | ({"why": rule["why"]} if not lines else {}))
+    return lines
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if isinstance(value, tuple):
+        first, last = value
+        return f"{first}.." if last >= 2**62 else f"{first}..{last}"
+    return "" if isinstance(value, int) and value >= 2**62 else str(value)

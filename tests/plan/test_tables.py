@@ -1,0 +1,264 @@
+"""The tables of rules: total, in order, and such that the number of rows never changes an order of summation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rules import PROBLEMS, TABLES, Problem, every_form, lengths_near_bounds, rows_of_schedules, rules
+
+from fastops import _C
+from fastops._plan import CARDS
+
+every_table = pytest.mark.parametrize("table", TABLES)
+every_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+every_card = pytest.mark.parametrize("card", ["h100", "a100", "l4", "t4"])
+ORDER = ("rule", "read by", "team", "threads", "each", "blocks")
+ROWS = (1, 2, 64, 65, 132, 133, 500, 793, 1000, 5000, 100000, 1 << 29)
+NEEDS_CLUSTERS = {"cluster", "cluster_rows", "ring", "ring_long"}
+
+
+def named(rule: dict[str, Any], problem: Problem) -> bool:
+    kind = "half f32" if problem.parameter != problem.dtype else "half" if "16" in problem.dtype else problem.dtype
+    return (
+        problem.norm in rule["norm"] and kind in rule["dtype"] and ("no", "yes")[problem.residual] in rule["residual"]
+    )
+
+
+@every_table
+@every_card
+@every_problem
+def test_every_problem_has_a_rule_that_names_it(table: str, problem: Problem, card: str) -> None:
+    table_of = rules(table)
+    for n in lengths_near_bounds(table, problem.dtype):
+        rule = table_of[problem.plan(table, 7, n, CARDS[card])["rule"]]
+        assert named(rule, problem)
+        assert problem.plan(table, 7, n, CARDS[card])["read by"] == rule["read by"]
+
+
+@every_table
+@every_card
+@every_problem
+def test_bands_are_monotone(table: str, problem: Problem, card: str) -> None:
+    """Longer rows come to later rules, but for rules that take some multiples alone."""
+    table_of = rules(table)
+    size = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}[problem.dtype]
+    for kind in (16, 8, 1):
+        last = -1
+        for n in lengths_near_bounds(table, problem.dtype):
+            width = 16 if n * size % 16 == 0 else 8 if size == 2 and n * size % 8 == 0 else 1
+            number = problem.plan(table, 7, n, CARDS[card])["rule"]
+            if width != kind or table_of[number]["multiple"]:
+                continue
+            assert number >= last
+            last = number
+
+
+@every_table
+@every_card
+@every_problem
+def test_the_order_of_summation_does_not_depend_on_the_rows(table: str, problem: Problem, card: str) -> None:
+    for n in lengths_near_bounds(table, problem.dtype):
+        orders = {tuple(problem.plan(table, rows, n, CARDS[card])[key] for key in ORDER) for rows in ROWS}
+        assert len(orders) == 1
+
+
+@every_table
+def test_every_form_runs_on_some_card(table: str) -> None:
+    """A rule or schedule that nothing comes to would stand in the table for nothing."""
+    missing = {
+        (rule, number)
+        for rule, of in enumerate(rules(table))
+        for number, schedule in enumerate(of["schedules"])
+        if all(
+            schedule["for"].values()
+        )  # a list of schedules may be another rule's too, with problems that this has not
+    }
+    for card in CARDS:
+        missing -= {(rule, schedule) for of, _, rule, schedule, _, _ in every_form(card) if of == table}
+    assert missing == set()
+
+
+@every_table
+@every_problem
+def test_cards_without_clusters_get_none(table: str, problem: Problem) -> None:
+    for n in lengths_near_bounds(table, problem.dtype):
+        for rows in ROWS:
+            assert problem.plan(table, rows, n, CARDS["a100"])["form"]["kernel"] not in NEEDS_CLUSTERS
+
+
+@every_problem
+def test_a_cluster_has_at_most_the_blocks_that_the_card_allows(problem: Problem) -> None:
+    h100 = CARDS["h100"]
+    for table in TABLES:
+        for most in (1, 2, 4, 8, 16):
+            card = (*h100[:4], most)
+            for n in lengths_near_bounds(table, problem.dtype):
+                plan = problem.plan(table, 1000, n, card)
+                assert plan["form"]["kernel"] not in NEEDS_CLUSTERS or plan["blocks"] <= most
+
+
+@every_problem
+def test_a_ring_has_two_stages_and_the_room_for_them(problem: Problem) -> None:
+    for table in TABLES:
+        for block_bytes in (49152, 101376, 166912, 232448):
+            card = (*CARDS["h100"][:3], block_bytes, 16)
+            for n in lengths_near_bounds(table, problem.dtype):
+                plan = problem.plan(table, 1000, n, card)
+                if plan["form"]["kernel"] in {"ring", "ring_long"}:
+                    assert plan["stages"] >= 2
+                    assert plan["shared bytes"] <= block_bytes
+
+
+LAYER, RMS = Problem("layer", "bf16", "bf16", False), Problem("rms", "bf16", "bf16", False)
+
+
+@pytest.mark.parametrize(
+    ("problem", "table", "rows", "n", "card", "kernel"),
+    [
+        (LAYER, "norm_forward", 8192, 4096, "h100", "two_full_rows"),
+        (LAYER, "norm_forward", 100, 4096, "h100", "registers"),
+        (LAYER, "norm_forward", 4096, 16384, "h100", "cluster_rows"),
+        (LAYER, "norm_forward", 4096, 16384, "a100", "registers"),
+        (LAYER, "norm_forward", 4096, 65536, "a100", "long_row"),
+        (RMS, "norm_forward", 4096, 20000, "h100", "reload"),
+        (RMS, "norm_forward", 100, 20000, "h100", "registers"),
+        (RMS, "norm_forward", 4096, 20000, "l4", "registers"),
+        (RMS, "norm_forward", 4096, 300000, "h100", "ring"),
+        (LAYER, "norm_forward", 4096, 1500, "h100", "two_rows"),
+        (LAYER, "norm_forward", 4096, 769, "h100", "words"),
+        (LAYER, "norm_backward", 8192, 4096, "h100", "ring"),
+        (LAYER, "norm_backward", 64, 4096, "h100", "single_wave"),
+        (LAYER, "norm_backward", 1024, 65536, "h100", "ring_long"),
+        (LAYER, "norm_backward", 1024, 65536, "t4", "long_row"),
+    ],
+)
+def test_what_runs(problem: Problem, table: str, rows: int, n: int, card: str, kernel: str) -> None:
+    assert problem.plan(table, rows, n, CARDS[card])["form"]["kernel"] == kernel
+
+
+def test_rows_are_on_the_card_at_once_up_to_the_last() -> None:
+    """1024 threads of a multiprocessor are four rows of 256: of 132 multiprocessors 528 rows, and not one more."""
+    rows = rows_of_schedules("norm_forward", LAYER, 4096, CARDS["h100"])
+    assert rows == {0: 1, 1: 4 * 132 + 1}
+
+
+def test_rows_that_are_not_counted_in_32_bits_have_a_backward() -> None:
+    assert LAYER.plan("norm_backward", (1 << 30) + 1, 8, CARDS["h100"])["form"]["kernel"] == "long_row"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("layers", "f32", "f32"), "norm must be layer or rms, got 'layers'"),
+        (("layer", "int8", "f32"), "dtype must be f16, bf16, f32 or f64, got 'int8'"),
+        (("layer", "f32", "bf16"), "parameters must be of the row's dtype, or f32 beside a half type"),
+    ],
+)
+def test_errors(given: tuple[str, str, str], message: str) -> None:
+    for plan in (_C.plan_norm_forward, _C.plan_norm_backward):
+        with pytest.raises(ValueError, match=message):
+            plan(*given, False, 3, 4, CARDS["h100"])
+
+
+# ---- the other tables ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "features", "outputs", "library"),
+    [
+        ("bf16", 1000, 768, 1024, False),
+        ("bf16", 1000, 768, 1023, True),
+        ("bf16", 1000, 300, 1024, True),
+        ("f32", 1, 96, 96, False),
+        ("f32", 2, 1024, 1, True),
+        ("f32", 16, 1024, 1024, True),
+        ("f32", 17, 1024, 1024, False),
+        ("f32", 16, 1025, 1024, False),
+        ("f32", 11, 4096, 128, True),
+        ("f32", 11, 4096, 127, False),
+        ("f32", 4, 4096, 128, False),
+        ("f32", 512, 511, 64, True),
+        ("f32", 512, 512, 64, False),
+        ("f32", 511, 511, 64, False),
+        ("f32", 512, 511, 63, False),
+        ("f32", 2048, 4096, 1024, True),
+        ("f32", 2047, 4096, 1024, False),
+        ("f64", 16, 64, 64, False),
+    ],
+)
+def test_who_adds_the_bias(dtype: str, rows: int, features: int, outputs: int, library: bool) -> None:
+    size = {"bf16": 2, "f32": 4, "f64": 8}[dtype]
+    assert _C.library_adds_bias(size, rows, features, outputs) is library
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "bias", "aligned", "kernel"),
+    [
+        (8192, 4096, False, True, "pointwise"),
+        (8192, 4096, True, True, "two_vectors"),
+        (1000, 1024, True, True, "vector"),
+        (4096, 770, True, True, "across"),
+        (4096, 769, True, True, "across"),
+        (64, 1024, True, True, "word"),
+        (64, 1023, True, True, "element"),
+        (8192, 4096, True, False, "element"),
+    ],
+)
+def test_epilogue(rows: int, n: int, bias: bool, aligned: bool, kernel: str) -> None:
+    number = _C.plan_epilogue(False, "bf16", rows, n, bias, aligned, CARDS["h100"])
+    assert _C.plan_rules()["linear_forward"][number]["kernel"] == kernel
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "aligned", "kernel"),
+    [
+        (8192, 4096, True, "vector"),
+        (64, 1024, True, "word"),
+        (64, 1023, True, "element"),
+        (8192, 4096, False, "element"),
+    ],
+)
+def test_epilogue_backward(rows: int, n: int, aligned: bool, kernel: str) -> None:
+    number = _C.plan_epilogue(True, "bf16", rows, n, True, aligned, CARDS["h100"])
+    assert _C.plan_rules()["linear_backward"][number]["kernel"] == kernel
+
+
+def test_elementwise() -> None:
+    kernels = [rule["kernel"] for rule in _C.plan_rules()["pointwise"]]
+    for contiguous in (True, False):
+        assert kernels[_C.plan_pointwise(contiguous, True, 4097)] == "vector"
+        for aligned, elements in ((True, 4096), (False, 4097), (True, 0)):
+            assert kernels[_C.plan_pointwise(contiguous, aligned, elements)] == "element"
+
+
+@pytest.mark.parametrize(
+    ("batch", "inputs", "weights", "rule"),
+    [
+        (8, 1024, 1 << 17, 0),
+        (9, 1024, 1 << 17, 1),
+        (16, 1, 1, 1),
+        (17, 1, 1, 2),
+        (16, 1025, 1, 2),
+        (1, 1, (1 << 17) + 1, 2),
+    ],
+)
+def test_lltm(batch: int, inputs: int, weights: int, rule: int) -> None:
+    assert _C.plan_lltm(batch, inputs, weights) == rule
+    assert _C.lltm_is_one_kernel(batch, inputs, weights) is (rule < 2)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 63, 64, 1000, 4095, 4096, 5000, 20000, 1000000])
+@pytest.mark.parametrize("n", [1, 100, 5000, 100000])
+def test_chunks_on_the_cpu_do_not_depend_on_the_threads(rows: int, n: int) -> None:
+    chunks = {_C.plan_cpu("f32", rows, n, threads)["chunks"] for threads in (1, 2, 64)}
+    assert len(chunks) == 1
+    assert 1 <= chunks.pop() <= min(rows, 256)
+
+
+def test_few_long_rows_share_segments_on_the_cpu() -> None:
+    assert _C.plan_cpu("f32", 1, 1 << 20, 8)["shares segments"]
+    assert not _C.plan_cpu("f32", 1, 1 << 20, 1)["shares segments"]
+    assert not _C.plan_cpu("f32", 1000, 1 << 20, 8)["shares segments"]
+    assert _C.plan_cpu("bf16", 1 << 14, 4096, 8)["streams"]
+    assert not _C.plan_cpu("bf16", 1 << 12, 4096, 8)["streams"]
