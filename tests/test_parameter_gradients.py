@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from rules import lengths
 from torch import Tensor
 
 import fastops
@@ -16,6 +17,7 @@ from fastops.selftest.accuracy import ulps
 from fastops.selftest.checks import same_bits
 
 HALF, WIDE = torch.bfloat16, torch.float32
+SHARED = [n for n in lengths("norm_backward", "16 bytes", dtypes=("bf16",), cards="h100") if 16384 <= n <= 1 << 18]
 TYPES = [  # data, weight, bias
     (HALF, HALF, HALF),
     (HALF, WIDE, HALF),
@@ -48,7 +50,7 @@ def test_of_few_rows(name: str, types: tuple[torch.dtype, ...], n: int, rows: in
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.float16])
-@pytest.mark.parametrize("n", [32776, 40000, 65536, 100000, 131072])
+@pytest.mark.parametrize("n", SHARED)
 @pytest.mark.parametrize("rows", [1, 3, 150])
 @pytest.mark.parametrize("weighted", [True, False])
 def test_of_rows_that_a_cluster_shares(

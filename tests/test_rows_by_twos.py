@@ -12,7 +12,8 @@ from fastops.cases import norms as formulas
 from fastops.selftest.accuracy import ulps
 from fastops.selftest.checks import same_bits
 
-# Twice as many rows as a card of 132 multiprocessors has at once, for others have up to 148. Of an odd number one is alone.
+# Twice as many rows as a card of 132 multiprocessors has at once, for others have up to 148. Of an odd number one is
+# alone.
 PROBLEMS = sorted({(2 * rows | 1, n) for norm, _, rows, n in rows_by_twos("bf16", "h200") if norm == "layer"})
 DISTANCES = (0.0, 1.0, -3.9, 4.1, 30.0, -1000.0)  # of the mean from 0, in standard deviations
 

@@ -7,35 +7,36 @@
 namespace fastops {
 namespace {
 
-// The features that CMakeLists.txt lets the compiler use at each level. The compiler's builtins ask both the
-// CPU and the operating system (XGETBV).
-const char* missing_feature([[maybe_unused]] const std::string& level) {
+// The features that CMakeLists.txt lets the compiler use at each level, beside those of the levels before. The compiler's
+// builtins ask both the CPU and the operating system (XGETBV).
 #if defined(__x86_64__)
-#define FASTOPS_NEED(feature) \
-  if (!__builtin_cpu_supports(feature)) return feature
-  __builtin_cpu_init();
-  FASTOPS_NEED("sse3");
-  FASTOPS_NEED("ssse3");
-  FASTOPS_NEED("sse4.1");
-  FASTOPS_NEED("sse4.2");
-  FASTOPS_NEED("popcnt");
-  if (level == "base") return "";
-  FASTOPS_NEED("avx");
-  FASTOPS_NEED("avx2");
-  FASTOPS_NEED("fma");
-  FASTOPS_NEED("f16c");
-  FASTOPS_NEED("bmi");
-  FASTOPS_NEED("bmi2");
-  FASTOPS_NEED("lzcnt");
-  FASTOPS_NEED("movbe");
-  if (level == "avx2") return "";
-  FASTOPS_NEED("avx512f");
-  FASTOPS_NEED("avx512bw");
-  FASTOPS_NEED("avx512cd");
-  FASTOPS_NEED("avx512dq");
-  FASTOPS_NEED("avx512vl");
-  if (level == "avx512") return "";
+struct Need {
+  const char *level, *feature;
+  bool (*is_here)();
+};
+#define FASTOPS_NEED(level, feature) {level, feature, [] { return __builtin_cpu_supports(feature) != 0; }}
+const Need kNeeds[] = {
+    FASTOPS_NEED("base", "sse3"),       FASTOPS_NEED("base", "ssse3"),      FASTOPS_NEED("base", "sse4.1"),
+    FASTOPS_NEED("base", "sse4.2"),     FASTOPS_NEED("base", "popcnt"),     FASTOPS_NEED("avx2", "avx"),
+    FASTOPS_NEED("avx2", "avx2"),       FASTOPS_NEED("avx2", "fma"),        FASTOPS_NEED("avx2", "f16c"),
+    FASTOPS_NEED("avx2", "bmi"),        FASTOPS_NEED("avx2", "bmi2"),       FASTOPS_NEED("avx2", "lzcnt"),
+    FASTOPS_NEED("avx2", "movbe"),      FASTOPS_NEED("avx512", "avx512f"),  FASTOPS_NEED("avx512", "avx512bw"),
+    FASTOPS_NEED("avx512", "avx512cd"), FASTOPS_NEED("avx512", "avx512dq"), FASTOPS_NEED("avx512", "avx512vl"),
+};
 #undef FASTOPS_NEED
+#endif
+
+// The first feature that the level needs and this CPU lacks; empty: none.
+const char* missing_feature(const std::string& level) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  bool known = false;
+  for (const Need& need : kNeeds) {
+    if (known && level != need.level) break;  // a later level's
+    known |= level == need.level;
+    if (!need.is_here()) return need.feature;
+  }
+  if (known) return "";
 #else
   if (level == "base") return "";
 #endif

@@ -100,7 +100,8 @@ def card_here() -> tuple[str, Facts | None]:
     if arch is None:
         return CPU, None
     torch.cuda.init()
-    return torch.cuda.get_device_name(device), _C.plan_card(found.build.arch_groups.index(arch))
+    multiprocessors, threads, shared, block, cluster = _C.plan_card(found.build.arch_groups.index(arch))
+    return torch.cuda.get_device_name(device), (multiprocessors, threads, shared, block, cluster)
 
 
 def facts_of(card: str) -> Facts | None:

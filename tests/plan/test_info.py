@@ -1,0 +1,105 @@
+"""What runs, as people and programs ask for it: fastops.info --plan and capabilities().plan."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+import fastops
+from fastops import _plan, info
+
+OPS = _plan.OPS
+SIZES = {"linear": "64x768x1024", "lltm": "16x32x128"}
+
+
+def size_of(op: str) -> str:
+    return SIZES.get(op, "8192x4096")
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("card", [*_plan.CARDS, "cpu", None])
+def test_every_op_has_a_plan_on_every_card(
+    op: str, backward: bool, card: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--plan", op, "bf16", size_of(op), *(["--card", card] if card else []), *["--backward"] * backward]
+    assert info.main(arguments) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{op} {'backward' if backward else 'forward'} on ")
+    assert "  kernel " in said
+    assert "  because " in said
+    assert info.main([*arguments, "--json"]) == 0
+    as_data = json.loads(capsys.readouterr().out)
+    assert as_data["op"] == op
+    assert f"  kernel      {as_data['kernel']}\n" in said
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backward", [False, True])
+def test_every_op_has_tables(op: str, backward: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert info.main(["--plan", op, *["--backward"] * backward]) == 0
+    said = capsys.readouterr().out
+    for name, rules in _plan.tables_of(op, backward).items():
+        assert f"{name}\nrule " in said
+        assert any(rule["why"] in said for rule in rules)
+
+
+def test_a_norm_sees_its_own_rules_alone() -> None:
+    layer, rms = (_plan.text_of(op) for op in ("layer_norm", "rms_norm"))
+    assert "reload" in rms
+    assert "reload" not in layer
+    assert "cluster_rows" in layer
+    assert "cluster_rows" not in rms
+
+
+def test_on_cards_with_and_without_clusters() -> None:
+    """The same rows, on a card with clusters and on one without."""
+    with_clusters, without = (_plan.plan("layer_norm", "bf16", (4096, 16384), card) for card in ("h100", "a100"))
+    assert (with_clusters.kernel, with_clusters.details["team"]) == (
+        "cluster_rows",
+        "2 blocks of 256 threads, a cluster",
+    )
+    assert (without.kernel, without.details["team"]) == ("registers", "512 threads of a block")
+
+
+def test_parameters_of_another_dtype() -> None:
+    assert _plan.plan("layer_norm", "bf16", (4096, 16384), "h100", parameter="f32").kernel == "registers"
+    assert _plan.plan("layer_norm", "bf16", (4096, 20000), "h100", parameter="f32").kernel == "ring"
+
+
+def test_a_program_asks_capabilities() -> None:
+    found = fastops.capabilities().plan("rms_norm", torch.bfloat16, (4096, 20000), card="h200")
+    assert (found.kernel, found.table, found.backward, found.card) == ("reload", "norm_forward", False, "h200")
+    assert found.why == fastops._C.plan_rules()["norm_forward"][found.rule]["why"]
+    here = fastops.capabilities().plan("rms_norm", torch.float32, (3, 5), backward=True)
+    assert here.card != "h200"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["norm", "bf16", "8x8"], "op must be one of layer_norm, rms_norm, "),
+        (["norm"], "op must be one of layer_norm, rms_norm, "),
+        (["layer_norm", "int8", "8x8"], "dtype must be one of f16, bf16, f32, f64, got 'int8'"),
+        (["layer_norm", "bf16", "8"], "layer_norm's size must be rowsxn, got '8'"),
+        (["layer_norm", "bf16", "8x0"], "layer_norm's size must be rowsxn, got '8x0'"),
+        (["linear", "bf16", "8x8"], "linear's size must be rowsxfeaturesxoutputs, got '8x8'"),
+        (["layer_norm", "bf16"], "--plan takes OP, or OP DTYPE ROWSxN, got layer_norm bf16"),
+        (["layer_norm", "bf16", "8x8", "--card", "k80"], "card must be b200, "),
+        (["layer_norm", "f32", "8x8", "--card", "t4", "--parameter", "bf16"], "parameters must be of the row's dtype"),
+    ],
+)
+def test_errors(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        info.main(["--plan", *arguments])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [("layer_norm", torch.int8, (3, 4)), ("layer_norm", torch.float32, (3,))], ids=str)
+def test_errors_of_a_program(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"^\[plan\] "):
+        fastops.capabilities().plan(*given)
