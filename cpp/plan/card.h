@@ -1,5 +1,6 @@
 #pragma once
-// What the choice of a CUDA kernel may know of a card. Asked of the driver (cuda/card.cuh), or given by name (src/fastops/plan).
+// What the choice of a CUDA kernel may know of a card: the driver's answers (cuda/card.cuh), or those of a card that is given by
+// its name (src/fastops/_plan.py).
 #include <cstdint>
 
 namespace fastops {

@@ -19,6 +19,19 @@ constexpr bool runs_everywhere(Kernel kernel) {
   return kernel != Kernel::single_wave && kernel != Kernel::ring && kernel != Kernel::ring_long;
 }
 
+// The teams by which the kernel is written to add up a row. A single wave repeats the order of any that stays in one block.
+constexpr bool adds_up_by(Kernel kernel, Team team, Access access) {
+  const bool vectors = access == Access::vec16 || access == Access::vec8;
+  switch (kernel) {
+    case Kernel::registers: return vectors && (team == Team::lanes || team == Team::warps);
+    case Kernel::single_wave: return team == Team::lanes || team == Team::warps || team == Team::cluster2_warps;
+    case Kernel::words: return access == Access::word && (team == Team::lanes || team == Team::warps);
+    case Kernel::ring: return access == Access::vec16 && team == Team::cluster2_warps;
+    case Kernel::ring_long: return access == Access::vec16 && team == Team::cluster2;
+    default: return team == Team::block;
+  }
+}
+
 // Of a rule's schedules the first that has rows enough and is made for the row.
 struct Schedule {
   Bits problems;
@@ -77,7 +90,7 @@ inline constexpr Rule kRules[] = {
     {kNorms, kTypes,   kEither, kOdd,   kElement,  kEnd, kEvery, block(512),              kLongRow,   "longer than the others hold"},
 };
 // clang-format on
-static_assert(schedules_are_total(kRules));
+static_assert(schedules_keep_the_order(kRules) && schedules_are_total(kRules));
 
 inline constexpr int kCount = count_forms(kRules);
 inline constexpr auto kForms = make_forms<kCount>(kRules);

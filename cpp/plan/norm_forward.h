@@ -28,6 +28,23 @@ constexpr bool runs_everywhere(Kernel kernel) {
          kernel != Kernel::ring;
 }
 
+// The teams by which the kernel is written to add up a row.
+constexpr bool adds_up_by(Kernel kernel, Team team, Access access) {
+  const bool vectors = access == Access::vec16 || access == Access::vec8;
+  switch (kernel) {
+    case Kernel::registers: return vectors && (team == Team::lanes || team == Team::warps);
+    case Kernel::two_rows: return vectors && team == Team::warps;
+    case Kernel::two_full_rows:
+    case Kernel::reload: return access == Access::vec16 && team == Team::warps;
+    case Kernel::two_parts:
+    case Kernel::ring: return access == Access::vec16 && team == Team::cluster2;
+    case Kernel::cluster:
+    case Kernel::cluster_rows: return access == Access::vec16 && team == Team::cluster;
+    case Kernel::words: return access == Access::word && (team == Team::lanes || team == Team::warps);
+    default: return team == Team::block;
+  }
+}
+
 // When a thread reads its parameters: after the sums, which leaves registers for more blocks; with the row; with the row, in a
 // kernel for few blocks a multiprocessor, which has the registers for it. own: as the kernel is written.
 enum class Parameters : uint8_t { late, early, early_few, own };
@@ -242,7 +259,7 @@ inline constexpr Rule kRules[] = {
     {kNorms, kTypes,   kEither,   kOdd,     kElements, kEnd,  kEvery,  block(1024),      kLongRow,            "longer than the others hold"},
 };
 // clang-format on
-static_assert(schedules_are_total(kRules));
+static_assert(schedules_keep_the_order(kRules) && schedules_are_total(kRules));
 
 inline constexpr int kCount = count_forms(kRules);
 inline constexpr auto kForms = make_forms<kCount>(kRules);

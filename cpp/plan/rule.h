@@ -181,6 +181,15 @@ constexpr std::array<Form, Count> make_forms(const Rule (&rules)[N]) {
   return forms;
 }
 
+// Whether each schedule's kernel adds a row up as its rule says, so that the number of rows cannot change a row's bits.
+template <class Rule, size_t N>
+constexpr bool schedules_keep_the_order(const Rule (&rules)[N]) {
+  for (const Rule& rule : rules)
+    for (const auto& schedule : rule.schedules)
+      if (!adds_up_by(schedule.kernel, rule.team.team, rule.access)) return false;
+  return true;
+}
+
 // Whether each rule's last schedule is for any number of rows and for all problems of the rule.
 template <class Rule, size_t N>
 constexpr bool schedules_are_total(const Rule (&rules)[N]) {
