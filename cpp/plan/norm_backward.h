@@ -39,17 +39,7 @@ struct Schedule {
   Kernel kernel;
 };
 
-struct Rule {
-  Bits norms, types, residual, lengths;
-  Access access;
-  int64_t up_to;  // units
-  Multiple multiple;
-  TeamOf team;
-  List<Schedule> schedules;
-  const char* why;
-
-  constexpr Bits problems() const { return norms | types | residual | lengths; }
-};
+using Rule = RuleOf<Schedule>;
 
 // So few rows that reading them again, at the same time, is faster than partial sums and a kernel for them.
 constexpr AtMost kSingleWave = {Unit::megabyte, 64};

@@ -60,17 +60,7 @@ struct Schedule {
   int rows_each = 1;  // of a block or a cluster
 };
 
-struct Rule {
-  Bits norms, types, residual, lengths;
-  Access access;
-  int64_t up_to;  // units
-  Multiple multiple;
-  TeamOf team;
-  List<Schedule> schedules;
-  const char* why;
-
-  constexpr Bits problems() const { return norms | types | residual | lengths; }
-};
+using Rule = RuleOf<Schedule>;
 
 // ---- schedules -------------------------------------------------------------------------------------------------------
 

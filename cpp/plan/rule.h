@@ -234,6 +234,20 @@ constexpr int rule_for(const Rule (&rules)[N], const Row& row, Supports supports
   return -1;
 }
 
+// A row of a table. `residual`: of a backward, the gradient of the sum.
+template <class Schedule>
+struct RuleOf {
+  Bits norms, types, residual, lengths;
+  Access access;
+  int64_t up_to;  // units of a row
+  Multiple multiple;
+  TeamOf team;
+  List<Schedule> schedules;
+  const char* why;
+
+  constexpr Bits problems() const { return norms | types | residual | lengths; }
+};
+
 // The most shared memory of a ring of stages, beside what its kernels declare.
 constexpr int kMostStages = 3;  // more were slower
 constexpr int64_t ring_bytes(const Card& card) {
