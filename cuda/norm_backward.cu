@@ -9,7 +9,7 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-constexpr int kThreads = 512;  // a multiprocessor's: with 128 registers each, no more fit
+using plan::norm_backward::kThreads;
 
 // Lanes: those of a row; 0: `warps` warps.
 template <Norm N, class T, class P, int W, int Lanes, bool GradSum>

@@ -158,7 +158,7 @@ __device__ inline void store_parameter_grad(const Backward<T, P>& a, int which, 
     device::store<true, W>(static_cast<T*>(a.parameter_grads[which]) + at, W, values);
 }
 
-constexpr int kLaneThreads = 128;  // a block's whose teams are lanes of a warp
+using plan::norm_backward::kLaneThreads;
 
 // Of one team's column sums, [sums·n], and of all that a block adds up in shared memory.
 inline int64_t part_bytes(const NormBackward& a) { return a.sums() * a.n * size_of(accumulate_type(a.dtype)); }

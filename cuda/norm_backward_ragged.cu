@@ -9,19 +9,13 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-constexpr int kMostWarps = 16;  // of a row, and of a block
-
-// A thread's words of a row: few where lanes of a warp have it, else as many as the registers hold beside the sums.
-constexpr int kFewWords = 4;
-constexpr int many_words(int64_t size) { return size == 2 ? 7 : size == 4 ? 13 : 4; }
-
-// Threads of a multiprocessor, by the registers that the words take.
-constexpr int resident_threads(int lanes, int64_t size) { return !lanes || size == 8 ? 512 : size == 4 ? 1024 : 640; }
+using plan::norm_backward::kMostWarps;
+using plan::norm_backward::word_threads;
 
 // Lanes: those of a row; 0: `warps` warps, which have `each` words of it, the first `more` of them one word more.
 template <Norm N, class T, class P, int Words, int Checked, int Lanes, bool GradSum>
 __global__ void __launch_bounds__(Lanes ? kLaneThreads : kMostWarps * kWarp,
-                                  Lanes ? resident_threads(Lanes, sizeof(T)) / kLaneThreads : 1)
+                                  Lanes ? word_threads(true, sizeof(T)) / kLaneThreads : 1)
     backward_ragged_kernel(const __grid_constant__ Backward<T, P> a, int warps, int each, int more) {
   using A = accumulate_t<T>;
   constexpr int W = kWord<T>, S = kSums<N>, Step = Lanes ? Lanes : kWarp;
@@ -153,9 +147,8 @@ int norm_backward_ragged(const NormBackward& args, const Plan& plan, cudaStream_
         if constexpr (Form::is_for(kProblem<N, T, P>)) {
           constexpr int Words = Form::rule.team.each;
           constexpr int Lanes = Form::rule.team.team == plan::Team::lanes ? Form::rule.team.threads : 0;
-          static_assert(Lanes ? Words == kFewWords : Words == many_words(sizeof(T)));
-          // One warp has more than kFewWords a lane, several have half of what they could.
-          constexpr int Checked = Lanes ? Words : Words - std::min(kFewWords, Words / 2);
+          // A row of one warp has more than four words a lane, of several at least half of what they could.
+          constexpr int Checked = Lanes ? Words : Words - std::min(4, Words / 2);
           const int warps = Lanes ? 1 : plan.order.threads / kWarp;
           return launch_kernel(
               &backward_ragged_kernel<N, T, P, Words, Checked, Lanes, decltype(grad_sum)::value>,

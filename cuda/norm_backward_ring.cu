@@ -7,7 +7,7 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-constexpr int kRingWarps = 8;
+using plan::norm_backward::kRingWarps;
 
 // 32 elements a thread.
 template <class T>

@@ -6,19 +6,10 @@ namespace fastops::plan::norm_backward {
 namespace {
 
 constexpr int kMostBlocksOfRow = 16, kMostBlocksOfLongRow = 8;
-constexpr int kLaneThreads = 128;      // of a block whose teams are lanes of a warp
-constexpr int kThreads = 512;          // of a multiprocessor: with 128 registers each, no more fit
-constexpr int kRingWarps = 8;          // of a block: all that the registers hold beside the sums for the parameters
-constexpr int kMostWarps = 16;         // of a block, by words
 constexpr int64_t kShared = 40 << 10;  // for the column sums of a block's teams; the rest of 48 KB is the row sums'
 
 // The most units of a row that a block adds up in a single wave, by the registers that two or four a thread take.
 int64_t most_units(DType dtype) { return dtype == DType::f32 ? 2048 : 1024; }
-
-// The threads of a multiprocessor that the registers allow, by words.
-int word_threads(const SumOrder& order, DType dtype) {
-  return order.team != Team::lanes || dtype == DType::f64 ? 512 : dtype == DType::f32 ? 1024 : 640;
-}
 
 int64_t part_of(const Row& row, const SumOrder& order) {
   return ceil_div(units_of(row, order.access), order.blocks) * 16;
@@ -97,7 +88,7 @@ ColumnOrder column_order(const Plan& plan, const Row& row, int64_t rows, const C
   switch (plan.by().kernel) {
     case Kernel::single_wave: return {rows == 1 ? Gather::whole : Gather::columns, 1};
     case Kernel::registers: return by_blocks(kThreads);
-    case Kernel::words: return by_blocks(word_threads(plan.order, row.dtype));
+    case Kernel::words: return by_blocks(word_threads(plan.order.team == Team::lanes, size_of(row.dtype)));
     case Kernel::long_row: {
       const int64_t least = int64_t{8} * card.multiprocessors / column_tiles(row);
       return {few ? Gather::columns : Gather::partial, std::clamp<int64_t>(least, 1, ceil_div(rows, kColumnWarps))};

@@ -41,6 +41,14 @@ struct Schedule {
 
 using Rule = RuleOf<Schedule>;
 
+// The kernels' blocks.
+constexpr int kLaneThreads = 128;  // whose teams are lanes of a warp
+constexpr int kThreads = 512;      // of a multiprocessor, in registers: with 128 registers each, no more fit
+constexpr int kRingWarps = 8;      // of the ring: all that the registers hold beside the sums for the parameters
+constexpr int kMostWarps = 16;     // by words; and of a row in registers
+// The threads of a multiprocessor that the registers allow, by words.
+constexpr int word_threads(bool lanes, int64_t size) { return !lanes || size == 8 ? 512 : size == 4 ? 1024 : 640; }
+
 // So few rows that reading them again, at the same time, is faster than partial sums and a kernel for them.
 constexpr AtMost kSingleWave = {Unit::megabyte, 64};
 
