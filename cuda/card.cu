@@ -20,7 +20,7 @@ int compute90() {
   });
 }
 
-// The most blocks of a cluster, if each takes all the shared memory that a block may have.
+// The most blocks of a cluster, if each takes all the shared memory that a block may have; -1: no answer.
 int largest_cluster(int block_bytes) {
   cudaLaunchConfig_t config = launch_config(1, 1024, nullptr, static_cast<size_t>(block_bytes));
   int blocks = 0;
@@ -29,17 +29,7 @@ int largest_cluster(int block_bytes) {
       cudaFuncSetAttribute(probe, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
       cudaOccupancyMaxPotentialClusterSize(&blocks, probe, &config) == cudaSuccess;
   if (!answered) cudaGetLastError();  // forget it
-  return answered ? blocks : 0;
-}
-
-Card ask(bool clusters) {
-  Card card;
-  card.multiprocessors = multiprocessors();
-  card.threads = device_attribute<cudaDevAttrMaxThreadsPerMultiProcessor>();
-  card.shared_bytes = device_attribute<cudaDevAttrMaxSharedMemoryPerMultiprocessor>();
-  card.block_bytes = device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>();
-  card.cluster_blocks = clusters ? largest_cluster(card.block_bytes) : 0;
-  return card;
+  return answered ? blocks : -1;
 }
 
 }  // namespace
@@ -53,9 +43,14 @@ Card card() {
   const bool keeps = device < PerDevice::kDevices;
   if (keeps)
     if (const Card* card = known[device].load(std::memory_order_acquire)) return *card;
-  const int clusters = compute90();
-  const Card card = ask(clusters == 1);
-  if (keeps && clusters != PerDevice::kUnknown) {
+  Card card;
+  card.multiprocessors = multiprocessors();
+  card.threads = device_attribute<cudaDevAttrMaxThreadsPerMultiProcessor>();
+  card.shared_bytes = device_attribute<cudaDevAttrMaxSharedMemoryPerMultiprocessor>();
+  card.block_bytes = device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>();
+  const int runs = compute90(), blocks = runs == 1 ? largest_cluster(card.block_bytes) : 0;
+  card.cluster_blocks = std::max(blocks, 0);
+  if (keeps && runs != PerDevice::kUnknown && blocks >= 0) {
     static std::mutex mutex;
     const std::lock_guard<std::mutex> lock(mutex);
     if (!known[device]) known[device].store(new Card(card), std::memory_order_release);

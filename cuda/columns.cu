@@ -1,6 +1,8 @@
 // result[j] = sum over chunks of partial[chunk][j], in a fixed order
 #include "kernels/columns.h"
 
+#include <iterator>
+
 #include "dependent.cuh"
 #include "device/vector.cuh"
 #include "plan/column_sum.h"
@@ -71,6 +73,7 @@ int launch(const Sums& sums, int count, cudaStream_t stream) {
     return launch_kernel(&column_sum_kernel<A, W, kParts>, launch_config(blocks, kThreads, stream), sums);
   };
   constexpr auto& rules = plan::column_sum::kRules;
+  static_assert(std::size(rules) == 3);
   switch (plan::column_sum::plan(chunks)) {
     case 0: return with(std::integral_constant<int, rules[0].threads>{});
     case 1: return with(std::integral_constant<int, rules[1].threads>{});

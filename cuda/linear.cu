@@ -211,9 +211,9 @@ int dispatch_elements(Kernel kernel, F f) {
 }
 
 template <class T>
-Walk walk_of(const LinearEpilogueBackward& a) {
+Walk walk_of(const LinearEpilogueBackward& a, Kernel kernel) {
   constexpr int64_t kWhole = 64;  // a second kernel for the sums costs more than a second row
-  return walk_columns(a.rows, a.n / elements_of<T>(kernel_of(a)), kWhole);
+  return walk_columns(a.rows, a.n / elements_of<T>(kernel), kWhole);
 }
 
 }  // namespace
@@ -246,8 +246,9 @@ int linear_epilogue(const LinearEpilogue& a, void* stream_handle) {
 
 int64_t linear_epilogue_backward_chunks(const LinearEpilogueBackward& a) {
   int64_t chunks = 0;
+  const Kernel kernel = kernel_of(a);
   dispatch(a.dtype, [&](auto t) -> int {
-    chunks = walk_of<typename decltype(t)::type>(a).blocks.y;
+    chunks = walk_of<typename decltype(t)::type>(a, kernel).blocks.y;
     return 0;
   });
   return chunks;
@@ -258,7 +259,7 @@ int linear_epilogue_backward(const LinearEpilogueBackward& a, void* stream_handl
   const Kernel kernel = kernel_of(a);
   return dispatch(a.dtype, [&](auto t) -> int {
     using T = typename decltype(t)::type;
-    const Walk walk = walk_of<T>(a);
+    const Walk walk = walk_of<T>(a, kernel);
     const auto config = launch_config(walk.blocks, walk.threads, stream);
     return dispatch_parameter<T>(a.parameter, [&](auto p) -> int {
       using P = typename decltype(p)::type;

@@ -1,5 +1,7 @@
 // A step of the LLTM for few rows in one kernel, and its backward in another. There a GEMM, the concatenation before it and
 // the cell behind it each take as long as their launch.
+#include <iterator>
+
 #include "dependent.cuh"
 #include "device/types.cuh"
 #include "kernels/lltm_few.h"
@@ -229,7 +231,7 @@ __global__ void __launch_bounds__(kThreads) few_backward_kernel(LltmFewBackward 
 template <class F>
 int dispatch_rows(int64_t rows, F f) {
   constexpr auto& rules = plan::lltm::kRules;
-  static_assert(rules[1].rows == plan::lltm::kMostRows);
+  static_assert(std::size(rules) == 3 && rules[1].rows == plan::lltm::kMostRows);
   if (rows <= rules[0].batch_up_to) return f(std::integral_constant<int, rules[0].rows>{});
   return f(std::integral_constant<int, rules[1].rows>{});
 }

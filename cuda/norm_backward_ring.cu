@@ -185,6 +185,11 @@ Result with_kernel(const NormBackward& a, Result none, F f) {
 
 }  // namespace
 
+static_assert(teams_are<BackwardTable>(BackwardTable::Kernel::ring, plan::kHalves, kRingWarps* kWarp,
+                                       kRingVectors<device::bf16>));
+static_assert(teams_are<BackwardTable>(BackwardTable::Kernel::ring, plan::kF32, kRingWarps* kWarp,
+                                       kRingVectors<float>));
+
 int64_t norm_backward_ring_clusters(const NormBackward& a, const Plan& plan) {
   return with_kernel<int64_t>(
       a, 1, [&](auto kernel, auto, auto) { return resident_clusters<decltype(kernel)::value>(shape_of(plan)); });

@@ -176,6 +176,8 @@ auto dispatch_half(DType dtype, F f) {
 
 }  // namespace
 
+static_assert(teams_are<BackwardTable>(BackwardTable::Kernel::ring_long, plan::kAll, kWideThreads, kWideVectors));
+
 int64_t norm_backward_wide_clusters(const NormBackward& a, const Plan& plan) {
   return dispatch_half(a.dtype, [&](auto t) {
     return resident_clusters<&backward_wide_kernel<typename decltype(t)::type>>(shape_of(plan));

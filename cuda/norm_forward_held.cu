@@ -3,6 +3,7 @@
 // They sum as the ring's cluster of two blocks does (norm_forward_ring.cu), which takes few rows, so that a row's bits are the
 // same.
 #include "norm_forward.cuh"
+#include "norm_plan.cuh"
 #include "norm_ring.cuh"
 
 namespace fastops::FASTOPS_ARCH {
@@ -68,6 +69,8 @@ __global__ void __launch_bounds__(kParts* kPartThreads) forward_held_kernel(cons
 // ---- host ------------------------------------------------------------------------------------------------------------
 
 }  // namespace
+
+static_assert(teams_are<ForwardTable>(ForwardTable::Kernel::two_parts, plan::kAll, kPartThreads, kRingVectors<true>));
 
 int norm_forward_held(const NormForward& args, const Plan&, cudaStream_t stream) {
   return dispatch_problem(args, [&](auto norm, auto t, auto p) -> int {

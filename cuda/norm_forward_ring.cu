@@ -1,5 +1,6 @@
 // The forward of the norms for rows that are too long for registers; see norm_ring.cuh.
 #include "norm_forward_cluster.cuh"
+#include "norm_plan.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
@@ -140,6 +141,9 @@ __global__ void __launch_bounds__(kRingThreads)
 // ---- host ------------------------------------------------------------------------------------------------------------
 
 }  // namespace
+
+static_assert(teams_are<ForwardTable>(ForwardTable::Kernel::ring, plan::kAlone, kRingThreads, kRingVectors<false>));
+static_assert(teams_are<ForwardTable>(ForwardTable::Kernel::ring, plan::kResidual, kRingThreads, kRingVectors<true>));
 
 int norm_forward_ring(const NormForward& args, const Plan& plan, cudaStream_t stream) {
   const ClusterShape shape{kRingThreads, static_cast<int>(plan.order.blocks), plan.ring.bytes};

@@ -1,7 +1,6 @@
 #pragma once
-// From a form of a norm's table of rules (cpp/plan) to the kernel that it names. Kernels are instantiated here alone, so that
-// none exists that no form names.
-#include <type_traits>
+// From a form of a norm's table of rules (cpp/plan) to the kernel that it names. Kernels that differ by form are instantiated by
+// with_form(), so that none of them exists that no form names.
 #include <utility>
 
 #include "dispatch.cuh"
@@ -57,6 +56,17 @@ int with_form_of(const typename Table::Plan& plan, F& f, std::integer_sequence<i
   (void)(try_form<Table, K, Access, I>(plan, status, f) || ...);
   return status;
 }
+// Whether every rule with this kernel, for problems with one of these bits, has teams of so many threads with so many units.
+template <class Table>
+constexpr bool teams_are(typename Table::Kernel kernel, plan::Bits some, int threads, int each) {
+  for (const auto& rule : Table::rules)
+    for (const auto& schedule : rule.schedules)
+      if (schedule.kernel == kernel && (rule.problems() & some) != 0 &&
+          !(rule.team.threads == threads && rule.team.each == each))
+        return false;
+  return true;
+}
+
 // f(FormOf<>) for the plan's form, if that is of this kernel and way to read.
 template <class Table, typename Table::Kernel K, plan::Access Access, class F>
 int with_form(const typename Table::Plan& plan, F f) {

@@ -12,8 +12,8 @@
 
 namespace fastops::FASTOPS_ARCH {
 
+using plan::kMostBlocksOfRow;
 using plan::kMostStages;
-constexpr int kMostBlocksOfRow = 16;
 static_assert(kMostBlocksOfRow <= kWarp);  // a lane sends to each
 
 // A launch whose rows have a cluster each.
@@ -34,32 +34,41 @@ inline cudaLaunchConfig_t cluster_config(const ClusterShape& shape, int64_t clus
   return config;
 }
 
-// Once a device: the kernel may have all the shared memory that a plan gives, and clusters of more than eight blocks.
+inline int allow(const void* kernel) {
+  const int bytes = static_cast<int>(plan::ring_bytes(card()));
+  const int status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  return status != cudaSuccess ? status
+                               : cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+}
+
+// Once a device: the kernel may have all the shared memory that a plan gives, and clusters of more than eight blocks. A failure
+// is not kept: memory may be there the next time.
 template <auto Kernel>
 int prepare() {
-  static PerDevice statuses;
-  return statuses.get([](int) -> int {
-    const int bytes = static_cast<int>(plan::ring_bytes(card()));
-    cudaError_t status = cudaFuncSetAttribute(Kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (status == cudaSuccess) status = cudaFuncSetAttribute(Kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    return status;
-  });
+  static PerDevice done;
+  const auto try_it = [](int) -> int {
+    return allow(reinterpret_cast<const void*>(Kernel)) == cudaSuccess ? 1 : PerDevice::kUnknown;
+  };
+  return done.get(try_it) == 1 ? cudaSuccess : allow(reinterpret_cast<const void*>(Kernel));
 }
 
 // The last answer of a device, beside its question: one number, so that threads see both or neither.
 class LastAnswer {
  public:
+  // ask(): 0 for an answer to ask for again.
   template <class F>
   int64_t get(const ClusterShape& shape, F ask) {
     int device = 0;
     cudaGetDevice(&device);
     if (device >= PerDevice::kDevices) return ask();
+    static_assert(kMostBlocksOfRow < 1 << 8, "the question's bits");
     const uint64_t question = static_cast<uint64_t>(shape.threads) << 50 | static_cast<uint64_t>(shape.bytes) << 32 |
                               static_cast<uint64_t>(shape.blocks) << 24;
     const uint64_t known = answers_[device].load(std::memory_order_relaxed);
-    if (known >> 24 == question >> 24) return static_cast<int64_t>(known & 0xffffff) - 1;
+    if (known >> 24 == question >> 24 && (known & 0xffffff) != 0) return static_cast<int64_t>(known & 0xffffff);
     const int64_t answer = ask();
-    answers_[device].store(question | static_cast<uint64_t>(answer + 1), std::memory_order_relaxed);
+    const bool fits = shape.bytes < 1 << 18 && answer > 0 && answer < 1 << 24;
+    if (fits) answers_[device].store(question | static_cast<uint64_t>(answer), std::memory_order_relaxed);
     return answer;
   }
 
@@ -71,14 +80,16 @@ class LastAnswer {
 template <auto Kernel>
 int64_t resident_clusters(const ClusterShape& shape) {
   static LastAnswer known;
-  return known.get(shape, [&]() -> int64_t {
+  return std::max<int64_t>(1, known.get(shape, [&]() -> int64_t {
     cudaLaunchAttribute attribute;
     const cudaLaunchConfig_t config = cluster_config(shape, 1, &attribute, nullptr);
     int clusters = 0;
-    if (prepare<Kernel>() != cudaSuccess || cudaOccupancyMaxActiveClusters(&clusters, Kernel, &config) != cudaSuccess)
+    if (prepare<Kernel>() != cudaSuccess || cudaOccupancyMaxActiveClusters(&clusters, Kernel, &config) != cudaSuccess) {
       cudaGetLastError();  // forget it
-    return std::max(clusters, 1);
-  });
+      clusters = 0;
+    }
+    return clusters;
+  }));
 }
 
 template <auto Kernel, class... Args>

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 
@@ -37,10 +37,25 @@ DType dtype_of(const std::string& name) {
   throw std::invalid_argument("[plan] dtype must be f16, bf16, f32 or f64, got '" + name + "'");
 }
 
-// The facts of the current device, whose kernels are of this group.
-CardFacts card_here([[maybe_unused]] int group) {
+// No product of such sizes overflows.
+constexpr int64_t kMostSize = int64_t{1} << 40, kMostNumbers = int64_t{1} << 50;
+void check_sizes(std::initializer_list<int64_t> sizes) {
+  double numbers = 1;
+  for (int64_t size : sizes) {
+    if (size < 1 || size > kMostSize)
+      throw std::invalid_argument("[plan] a size must be 1 to 2^40, got " + std::to_string(size));
+    numbers *= static_cast<double>(size);
+  }
+  if (numbers > static_cast<double>(kMostNumbers))
+    throw std::invalid_argument("[plan] there must be at most 2^50 numbers");
+}
+
+// The facts of a device that has kernels.
+CardFacts card_of_device([[maybe_unused]] int index) {
 #if FASTOPS_CUDA_ENABLED
-  const Card c = card_cuda[group]();
+  if (cuda::device(index).group < 0) throw std::runtime_error("[plan] " + cuda::device(index).reason);
+  const cuda::Launch launch("plan", index);
+  const Card c = card_cuda[launch.group()]();
   return {c.multiprocessors, c.threads, c.shared_bytes, c.block_bytes, c.cluster_blocks};
 #else
   throw std::runtime_error("[plan] this build has no CUDA kernels");
@@ -134,7 +149,7 @@ Row row_of(const std::string& norm, const std::string& dtype, const std::string&
            int64_t rows) {
   if (norm != "layer" && norm != "rms")
     throw std::invalid_argument("[plan] norm must be layer or rms, got '" + norm + "'");
-  if (n < 1 || rows < 1) throw std::invalid_argument("[plan] rows and their length must be at least 1");
+  check_sizes({rows, n});
   const DType own = dtype_of(dtype), of_parameters = dtype_of(parameter);
   if (of_parameters != own && !(size_of(own) == 2 && of_parameters == DType::f32))
     throw std::invalid_argument("[plan] parameters must be of the row's dtype, or f32 beside a half type");
@@ -178,6 +193,7 @@ nb::list pointwise_rules() {
   return list;
 }
 int plan_pointwise(bool contiguous, bool aligned, int64_t elements) {
+  if (elements != 0) check_sizes({elements});
   using pointwise::Layout;
   return pointwise::plan(contiguous ? Layout::contiguous : Layout::strided, aligned, elements);
 }
@@ -203,6 +219,8 @@ bool library_adds_bias(int64_t element_bytes, int64_t rows, int64_t features, in
   return linear::library_adds_bias({dtype, rows, features, outputs});
 }
 int plan_bias(const std::string& dtype, int64_t rows, int64_t features, int64_t outputs) {
+  check_sizes({rows, features});
+  check_sizes({rows, outputs});
   return linear::bias_rule({dtype_of(dtype), rows, features, outputs});
 }
 
@@ -224,6 +242,7 @@ nb::list epilogue_rules(const linear::Rule (&rules)[N]) {
 }
 int plan_epilogue(bool backward, const std::string& dtype, int64_t rows, int64_t n, bool bias, bool aligned,
                   const CardFacts& card) {
+  check_sizes({rows, n});
   const linear::Pass pass{rows, n, dtype_of(dtype), bias || backward, aligned, aligned};
   return backward ? linear::plan(linear::kBackward, pass, card_of(card))
                   : linear::plan(linear::kForward, pass, card_of(card));
@@ -248,6 +267,8 @@ bool lltm_is_one_kernel(int64_t batch, int64_t inputs, int64_t weights) {
 }
 
 nb::dict plan_cpu(const std::string& dtype, int64_t rows, int64_t n, int64_t threads) {
+  check_sizes({rows, n});
+  check_sizes({threads});
   const DType own = dtype_of(dtype);
   const int64_t bytes = n * size_of(own), chunks = cpu::chunks(rows, bytes);
   nb::dict found;
@@ -275,7 +296,7 @@ nb::dict rules() {
 }  // namespace
 
 void bind(nb::module_& m) {
-  m.def("plan_card", &card_here, nb::arg("group"), "The facts of the current GPU that a plan may know.");
+  m.def("plan_card", &card_of_device, nb::arg("index"), "The facts of a GPU that a plan may know.");
   m.def("plan_rules", &rules, "Every table of rules, by name.");
   m.def("plan_norm_forward", &plan_norm_forward, nb::arg("norm"), nb::arg("dtype"), nb::arg("parameter"),
         nb::arg("residual"), nb::arg("rows"), nb::arg("n"), nb::arg("card"), "What runs for a norm's rows.");

@@ -10,7 +10,7 @@ namespace fastops::plan::linear {
 // ---- the bias --------------------------------------------------------------------------------------------------------
 
 // The product of [rows, features] and [outputs, features], with a bias of its dtype. cuBLAS has other kernels with a bias and
-// without one; which are faster was measured on one H200 with the cuBLAS of CUDA 13.0, for every card and version.
+// without one. Which are faster was measured on one H200 with the cuBLAS of CUDA 13.0, and stands for every card and version.
 struct Product {
   DType dtype;
   int64_t rows, features, outputs;
@@ -34,7 +34,7 @@ inline constexpr BiasRule kBias[] = {
     {false,  2, 16,     1024,     1,       0,       false,   true,  "without a bias up to 20 times as slow: 16x160x384 31.6 us, 3.0 with it"},
     {false,  5, 11,     4096,     128,     0,       false,   true,  "as up to 1024 features"},
     {false,  512, kAny, 511,      64,      0,       false,   true,  "mostly level; 20000x64x64 13.6 us by ours, 12.9 with it"},
-    {false,  512, kAny, kAny,     64,      1 << 21, false,   true,  "mostly level; 1000x1024x1024 65.5 us by ours, 63.5 with it"},
+    {false,  512, kAny, kAny,     64,      1 << 21, false,   true,  "mostly level, without a bias up to a fifth slower"},
     {false,  0, kAny,   kAny,     0,       0,       false,   false, "the product without a bias is up to 3 times as fast: 33x1024x1024 12.7 us, 24.1 with it"},
 };
 // clang-format on
@@ -92,7 +92,7 @@ inline constexpr Rule kForward[] = {
     // kernel,            bias,         aligned, multiple, vectors, why: measured on one H200, us, as taken and as not
     {Kernel::pointwise,   Bias::none,   false,   0,        0, "16384x256x1024 38.96, by rows and columns 40.5"},
     {Kernel::two_vectors, Bias::given,  true,    16,       8, "two rows share the bias: 16384x256x1024 40.6, one row 41.4"},
-    {Kernel::vector,      Bias::given,  true,    16,       1, "32768x256 23.3, without rows and columns in the grid 24.6"},
+    {Kernel::vector,      Bias::given,  true,    16,       1, "before two rows a thread: 32768x256 23.3, without rows and columns in the grid 24.6"},
     {Kernel::across,      Bias::given,  true,    4,        2, "65537x128x769 283, by words 308; where there are fewer, words are as fast"},
     {Kernel::word,        Bias::given,  true,    4,        0, "vectors would leave multiprocessors idle: 16x160x384 4.17, by vectors 4.69"},
     {Kernel::across,      Bias::given,  true,    0,        1, "4096x256x769 35.0, by elements 44.8"},

@@ -5,7 +5,7 @@
 namespace fastops::plan::norm_backward {
 namespace {
 
-constexpr int kMostBlocksOfRow = 16, kMostBlocksOfLongRow = 8;
+constexpr int kMostBlocksOfLongRow = 8;
 constexpr int64_t kShared = 40 << 10;  // for the column sums of a block's teams; the rest of 48 KB is the row sums'
 
 // The most units of a row that a block adds up in a single wave, by the registers that two or four a thread take.
@@ -69,8 +69,12 @@ Plan plan(const Row& row, int64_t rows, const Card& card) {
   Plan plan{rule_of(row, card), 0, {}, 1, 0, {}, {}};
   const Rule& rule = plan.of();
   plan.order = sum_order(rule.access, rule.team, units_of(row, rule.access));
-  while (!(holds(plan.by().rows, row, rows, plan.order, card) && supports(row, card, plan.by(), plan.order)))
-    ++plan.schedule;
+  const Bits problem = bits_of(row);
+  auto runs = [&](const Schedule& schedule) {
+    return contains(schedule.problems, problem) && holds(schedule.rows, row, rows, plan.order, card) &&
+           supports(row, card, schedule, plan.order);
+  };
+  while (!runs(plan.by())) ++plan.schedule;
   plan.teams = teams_of(row, plan.by(), plan.order);
   plan.threads = plan.teams * plan.order.threads;
   if (plan.by_clusters()) plan.ring = ring_for(row, plan.by(), plan.order, card);

@@ -67,8 +67,8 @@ constexpr int64_t kEnd = INT64_MAX;
 inline constexpr Rule kRules[] = {
     // norms  types    residual  length  read by  up to          team                     schedules    why: measured on one H200, us, in bf16 unless a
     // dtype is named, as taken and as not
-    {kNorms, kTypes,   kEither, kBy16,  kV16,        16, kEvery, lanes(8, 2),             kRegisters, "256 halves: the next row on its way into registers reaches 0.59 to 0.67 of a copy, a ring a warp 0.39 to 0.65"},
-    {kNorms, kTypes,   kEither, kBy16,  kV16,        32, kEvery, lanes(16, 2),            kRegisters, "as 8 lanes"},
+    {kNorms, kTypes,   kEither, kBy16,  kV16,        16, kEvery, lanes(8, 2),             kRegisters, "a few lanes have a row"},
+    {kNorms, kTypes,   kEither, kBy16,  kV16,        32, kEvery, lanes(16, 2),            kRegisters, "256 halves: the next row on its way into registers reaches 0.59 to 0.67 of a copy, a ring a warp 0.39 to 0.65"},
     {kNorms, kTypes,   kEither, kBy16,  kV16,        64, kEvery, lanes(32, 2),            kRegisters, "as 8 lanes"},
     {kNorms, kTypes,   kEither, kBy16,  kV16,       256, kEvery, warps(2),                kRegisters, "1024 halves: 2 warps a row and 4 rows a block reach 0.77 of a copy, a ring 0.48 to 0.73"},
     {kNorms, kHalves,  kEither, kBy16,  kV16,      4096, kEvery, cluster2_warps(256, 4),  kRing,      "above 4 KB: 4096 halves 0.86 of a copy, registers 0.81 to 0.84; one block up to 16 KB, then a cluster"},
@@ -80,15 +80,15 @@ inline constexpr Rule kRules[] = {
     {kNorms, kHalves,  kEither, kBy8,   kV8,        128, kEvery, lanes(32, 4),            kRegisters, "as of vectors of 16 bytes"},
     {kNorms, kHalves,  kEither, kBy8,   kV8,       2048, kEvery, warps(4),                kRegisters, "as of vectors of 16 bytes"},
     {kNorms, kHalves,  kEither, kBy8,   kV8,       kEnd, kEvery, block(512),              kLongRow,   "longer than the others hold"},
-    {kNorms, kTypes,   kEither, kOdd,   kWord,       32, kEvery, lanes(8, 4),             kWords,     "by words: rms 65537x769 102, by single halves 154"},
+    {kNorms, kTypes,   kEither, kOdd,   kWord,       32, kEvery, lanes(8, 4),             kWords,     "a few lanes have a row"},
     {kNorms, kTypes,   kEither, kOdd,   kWord,      128, kEvery, lanes(32, 4),            kWords,     "as up to 128 bytes"},
-    {kNorms, kHalves,  kEither, kOdd,   kWord,     3584, kEvery, warps(7),                kWords,     "all that registers hold beside the sums for the parameters"},
+    {kNorms, kHalves,  kEither, kOdd,   kWord,     3584, kEvery, warps(7),                kWords,     "rms 65537x769 102, by single halves 154; all that registers hold beside the sums for the parameters"},
     {kNorms, kF32,     kEither, kOdd,   kWord,     6656, kEvery, warps(13),               kWords,     "all that registers hold beside the sums for the parameters"},
     {kNorms, kF64,     kEither, kOdd,   kWord,     2048, kEvery, warps(4),                kWords,     "all that registers hold beside the sums for the parameters"},
     {kNorms, kTypes,   kEither, kOdd,   kElement,  kEnd, kEvery, block(512),              kLongRow,   "longer than the others hold"},
 };
 // clang-format on
-static_assert(schedules_keep_the_order(kRules) && schedules_are_total(kRules));
+static_assert(schedules_keep_the_order(kRules) && schedules_are_total(kRules) && rules_are_total(kRules));
 
 inline constexpr int kCount = count_forms(kRules);
 inline constexpr auto kForms = make_forms<kCount>(kRules);

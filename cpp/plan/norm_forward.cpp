@@ -5,7 +5,6 @@ namespace {
 
 // Shared memory of a multiprocessor from which clusters have room for several blocks: with less, the ring is faster.
 constexpr int kClusterBytes = 192 * 1024;
-constexpr int kMostBlocksOfRow = 16;
 
 bool has_clusters(const Card& card, int64_t blocks) {
   return blocks <= kMostBlocksOfRow && blocks <= card.cluster_blocks;

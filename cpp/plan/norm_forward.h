@@ -1,7 +1,5 @@
 #pragma once
 // Which kernel of a norm's forward runs: a table of rules, in the words of rule.h.
-#include <utility>
-
 #include "plan/rule.h"
 
 namespace fastops::plan::norm_forward {
@@ -192,7 +190,7 @@ inline constexpr Rule kRules[] = {
     {kNorms, kTypes,   kEither,   kBy16,    kV16,      64,    kEvery,  lanes(32, 2),     kLanes,              "as 8 lanes of 2"},
     {kNorms, kTypes,   kEither,   kBy16,    kV16,      96,    kEvery,  lanes(32, 3),     kLanesOfThree,       "as 8 lanes of 3"},
     {kNorms, kTypes,   kEither,   kBy16,    kV16,      128,   kEvery,  warps(2),         kTwoWarps,           "two rows a block where many: layer 16384x1024 17.7, one row 18.6; few by one: rms 1000x1024 2.4, two rows 2.7"},
-    {kLayer, kF32,     kAlone,    kBy16,    kV16,      192,   kEvery,  warps(3),         kThreeVectors,       "8192x600 13.3, four vectors 13.6"},
+    {kLayer, kF32,     kAlone,    kBy16,    kV16,      192,   kEvery,  warps(3),         kThreeVectors,       "f32 8192x600 13.3, four vectors 13.6"},
     {kLayer, kHalf,    kAlone,    kBy16,    kV16,      256,   kEvery,  warps(2),         kFourWarps,          "two rows a block where many: 16384x1536 26.3, one row 27.4; few by one: 300x1280 2.1, two rows 2.9"},
     {kNorms, kTypes,   kEither,   kBy16,    kV16,      384,   kThirds, warps(3),         kThreeVectors,       "three vectors where two, or whole warps of four, leave a fourth of the threads without"},
     {kLayer, kHalf,    kAlone,    kBy16,    kV16,      384,   kEvery,  warps(4),         kFourVectors256,     "five and six warps of two vectors take longer: 1000x3072 4.8, of two 5.5"},
@@ -200,17 +198,17 @@ inline constexpr Rule kRules[] = {
     {kLayer, kHalf,    kAlone,    kBy16,    kV16,      512,   kEvery,  warps(2),         kEightWarps,         "two rows a block where many: 8192x4096 34.1, one row 35.6"},
     {kNorms, kTypes,   kEither,   kBy16,    kV16,      1024,  kThirds, warps(3),         kThreeVectors,       "as up to 384"},
     {kNorms, kSame,    kResidual, kBy16,    kV16,      1024,  kEvery,  warps(2),         kTwoVectors,         "a residual doubles the bytes on their way: 8192x8192 131, four vectors 135"},
-    {kRms,   kF32,     kAlone,    kBy16,    kV16,      384,   kEvery,  warps(2),         kTwoVectors,         "1000x1500 4.35, four vectors 4.67"},
+    {kRms,   kF32,     kAlone,    kBy16,    kV16,      384,   kEvery,  warps(2),         kTwoVectors,         "f32 1000x1500 4.35, four vectors 4.67"},
     {kRms,   kHalf,    kAlone,    kBy16,    kV16,      512,   kEvery,  warps(2),         kTwoVectors,         "8192x1504 13.4, four vectors 14.9"},
     {kRms,   kSame,    kAlone,    kBy16,    kV16,      1024,  kOf64,   warps(2),         kTwoVectors,         "whole warps of two vectors: 8192x4096 34.1, four 36.0; others lose where many: 8192x7000 62.6, four 59.1"},
-    {kLayer, kF32,     kAlone,    kBy16,    kV16,      255,   kEvery,  warps(4),         kFourVectors256,     "by the number of rows: 1000x5000 bf16 7.0 with fewer registers, 8.7"},
-    {kLayer, kF32,     kAlone,    kBy16,    kV16,      256,   kEvery,  warps(2),         kOf256,              "16384x1024 34.8, four vectors 35.3"},
+    {kLayer, kF32,     kAlone,    kBy16,    kV16,      255,   kEvery,  warps(4),         kFourVectors256,     "as of up to 1024 vectors"},
+    {kLayer, kF32,     kAlone,    kBy16,    kV16,      256,   kEvery,  warps(2),         kOf256,              "f32 16384x1024 34.8, four vectors 35.3"},
     {kNorms, kSame,    kAlone,    kBy16,    kV16,      1024,  kEvery,  warps(4),         kFourVectors256,     "fewer registers where all rows are at once by them: 1000x5000 7.0, 8.7; parameters early for few: 200x5000 3.4, late 4.5"},
-    {kRms,   kSame,    kAlone,    kBy16,    kV16,      1280,  kEvery,  warps(4),         kFourVectors384,     "three blocks of 384 threads: 65537x12288 774, of 512 795"},
+    {kRms,   kSame,    kAlone,    kBy16,    kV16,      1280,  kEvery,  warps(4),         kFourVectors384,     "three blocks of 384 threads a multiprocessor, as up to 1536 vectors"},
     {kRms,   kSame,    kAlone,    kBy16,    kV16,      2048,  kEvery,  cluster(128, 8),  kCluster,            "above 20 KB: 1000x12288 13.8, registers 15.4; 37 and 200 rows lose 4 to 9 %"},
     {kNorms, kSame,    kEither,   kBy16,    kV16,      1536,  kEvery,  warps(4),         kFourVectors384,     "three blocks of 384 threads: layer 65537x12288 765, of 512 862"},
     {kLayer, kHalf,    kAlone,    kBy16,    kV16,      16384, kEvery,  cluster(256, 4),  kClusterRows,        "above 24 KB; two rows read the parameters once: 512x131072 70.5, one row 75.8; few by one: 37x16384 3.0, two rows 3.5"},
-    {kLayer, kF32,     kAlone,    kBy16,    kV16,      16384, kEvery,  cluster(128, 8),  kCluster,            "above 24 KB: 4096x7168 59.1, registers 64.3"},
+    {kLayer, kF32,     kAlone,    kBy16,    kV16,      16384, kEvery,  cluster(128, 8),  kCluster,            "above 24 KB: f32 4096x7168 59.1, registers 64.3"},
     {kNorms, kTypes,   kEither,   kBy16,    kV16,      2048,  kEvery,  warps(4),         kFourVectors512,     "16384 halves: 512 threads of 4 vectors 0.91 of a copy"},
     {kRms,   kNotF64,  kAlone,    kBy16,    kV16,      3072,  kEvery,  warps(3),         kThousandThreads,    "read twice where many: 65537x12288 f32 1484, held 1546; few held: 37x12288 f32 3.48, read twice 3.83"},
     {kRms,   kNotF64,  kEither,   kBy16,    kV16,      4096,  kEvery,  warps(4),         kThousandThreads,    "as up to 48 KB: 4096x16384 f32 130, held 134; with a residual held: 261, ring 280"},
@@ -218,12 +216,12 @@ inline constexpr Rule kRules[] = {
     {kRms,   kSame,    kAlone,    kBy16,    kV16,      16384, kEvery,  cluster(128, 8),  kCluster,            "above 64 KB: 1024x65536 66.8, ring 73.7"},
     {kNorms, kSame,    kResidual, kBy16,    kV16,      32768, kEvery,  cluster(256, 8),  kWideCluster,        "above 256 KB sixteen blocks of 128 threads are too few: 512x131072 add_rms 133, ring 138"},
     {kRms,   kSame,    kAlone,    kBy16,    kV16,      32768, kEvery,  cluster(256, 8),  kWideCluster,        "above 256 KB: 512x131072 67.0, ring 71.6"},
-    {kLayer, kNotF64,  kResidual, kBy16,    kV16,      4096,  kEvery,  cluster2(512, 4), kTwoParts,           "many rows held: 2000x12288 f32 101, ring 110; few by the ring: 200x12288 f32 13.9, held 15.2"},
-    {kLayer, kF32,     kAlone,    kBy16,    kV16,      4096,  kEvery,  warps(8),         kEightVectors,       "eight vectors in registers: 4096x16384 136, by the ring or four vectors 144"},
-    {kNorms, kNotF64,  kAlone,    kBy16,    kV16,      65536, kEvery,  cluster2(512, 8), kRing,               "layer 512x131072 79.1, by a cluster that holds the row 80.1"},
+    {kLayer, kNotF64,  kResidual, kBy16,    kV16,      4096,  kEvery,  cluster2(512, 4), kTwoParts,           "before there were clusters, f32: many rows held 2000x12288 101, ring 110; few by the ring 200x12288 13.9, held 15.2"},
+    {kLayer, kF32,     kAlone,    kBy16,    kV16,      4096,  kEvery,  warps(8),         kEightVectors,       "before there were clusters: f32 4096x16384 136, not in registers 144"},
+    {kNorms, kNotF64,  kAlone,    kBy16,    kV16,      65536, kEvery,  cluster2(512, 8), kRing,               "64 KB of a row a block: 1024x65536 0.83 of a copy, 32 KB 0.75"},
     {kNorms, kNotF64,  kResidual, kBy16,    kV16,      32768, kEvery,  cluster2(512, 4), kRing,               "two tensors a row: half as many vectors of each"},
     {kNorms, kTypes,   kEither,   kBy16,    kV16,      kEnd,  kEvery,  block(1024),      kLongRow,            "longer than the others hold"},
-    {kNorms, kHalf,    kEither,   kBy8,     kV8,       16,    kEvery,  lanes(8, 2),      kNarrowLanes,        "rows of 1500, 65537 of a layer norm: 98.7, by words 116.7"},
+    {kNorms, kHalf,    kEither,   kBy8,     kV8,       16,    kEvery,  lanes(8, 2),      kNarrowLanes,        "the lanes of a warp, as of whole vectors of 16 bytes"},
     {kNorms, kHalf,    kResidual, kBy8,     kV8,       32,    kEvery,  lanes(16, 2),     kNarrowLanes,        "a residual doubles the bytes: two vectors a lane before four"},
     {kNorms, kHalf,    kAlone,    kBy8,     kV8,       32,    kEvery,  lanes(8, 4),      kNarrowLanesOfFour,  "the lanes of a warp, as of whole vectors of 16 bytes"},
     {kNorms, kHalf,    kEither,   kBy8,     kV8,       48,    kEvery,  lanes(16, 3),     kNarrowLanes,        "the lanes of a warp, as of whole vectors of 16 bytes"},
@@ -232,7 +230,7 @@ inline constexpr Rule kRules[] = {
     {kNorms, kHalf,    kEither,   kBy8,     kV8,       128,   kEvery,  lanes(32, 4),     kNarrowLanesOfFour,  "the lanes of a warp, as of whole vectors of 16 bytes"},
     {kNorms, kHalf,    kEither,   kBy8,     kV8,       192,   kEvery,  lanes(32, 6),     kNarrowLanesOfFour,  "the lanes of a warp, as of whole vectors of 16 bytes"},
     {kNorms, kHalf,    kEither,   kBy8,     kV8,       256,   kEvery,  warps(4),         kNarrowTwoWarps,     "two rows a block where many, as of whole vectors of 16 bytes"},
-    {kNorms, kHalf,    kEither,   kBy8,     kV8,       384,   kEvery,  warps(6),         kNarrowTwoWarps,     "two rows a block where many, as of whole vectors of 16 bytes"},
+    {kNorms, kHalf,    kEither,   kBy8,     kV8,       384,   kEvery,  warps(6),         kNarrowTwoWarps,     "two rows a block where many, as of 16 bytes; layer 65537x1500 98.7, by words 116.7"},
     {kNorms, kHalf,    kEither,   kBy8,     kV8,       2048,  kEvery,  warps(8),         kNarrowOf256,        "a layer norm's parameters come early up to three waves of blocks"},
     {kNorms, kHalf,    kEither,   kBy8,     kV8,       4096,  kEvery,  warps(8),         kNarrowOf512,        "as of 256 threads"},
     {kNorms, kHalf,    kEither,   kBy8,     kV8,       kEnd,  kEvery,  block(1024),      kLongRow,            "longer than the others hold"},
@@ -249,7 +247,7 @@ inline constexpr Rule kRules[] = {
     {kNorms, kTypes,   kEither,   kOdd,     kElements, kEnd,  kEvery,  block(1024),      kLongRow,            "longer than the others hold"},
 };
 // clang-format on
-static_assert(schedules_keep_the_order(kRules) && schedules_are_total(kRules));
+static_assert(schedules_keep_the_order(kRules) && schedules_are_total(kRules) && rules_are_total(kRules));
 
 inline constexpr int kCount = count_forms(kRules);
 inline constexpr auto kForms = make_forms<kCount>(kRules);

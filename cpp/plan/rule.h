@@ -1,10 +1,10 @@
 #pragma once
-// The words that the norms' tables of rules are written in (norm_forward.cpp, norm_backward.cpp). A table is read from the top:
+// The words that the norms' tables of rules are written in (norm_forward.h, norm_backward.h). A table is read from the top:
 // the first rule that names the problem, is long enough for its row, and has a kernel that the card runs, is the one.
 //
 // A rule gives a row's order of summation, which decides the bits of its result. Which of the rule's schedules runs may depend
 // on the number of rows; all of them add a row up in the rule's order. A function that picks the rule gets a Row, which does
-// not have the number of rows.
+// not have the number of rows, but for whether 32 bits count them.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -44,6 +44,7 @@ struct Row {
 };
 
 constexpr int64_t kMostRows = 1 << 30;  // that kernels count in 32 bits
+constexpr int kMostBlocksOfRow = 16;    // of a cluster
 
 constexpr Bits type_of(DType dtype, DType parameter) {
   if (dtype == DType::f64) return kF64;
@@ -162,7 +163,7 @@ struct List {
   constexpr const T* end() const { return first + count; }
 };
 
-// A rule and one of its schedules, by their numbers. Kernels are instantiated for each form of a table, and for nothing else.
+// A rule and one of its schedules, by their numbers: what a kernel is instantiated for (cuda/norm_plan.cuh).
 struct Form {
   int rule, schedule;
 };
@@ -197,6 +198,23 @@ constexpr bool schedules_are_total(const Rule (&rules)[N]) {
     const auto& last = rule.schedules.first[rule.schedules.count - 1];
     if (last.rows.unit != Unit::any || !contains(last.problems, rule.problems())) return false;
   }
+  return true;
+}
+
+// Whether a row of any problem and length has a rule on any card: one that ends nowhere, by a kernel that runs everywhere.
+template <class Rule, size_t N>
+constexpr bool rules_are_total(const Rule (&rules)[N]) {
+  for (Bits norm : {kLayer, kRms})
+    for (Bits type : {kHalf, kHalfF32, kF32, kF64})
+      for (Bits residual : {kAlone, kResidual})
+        for (Bits length : {kBy16, kBy8, kOdd}) {
+          const bool possible = length != kBy8 || contains(kHalves, type);
+          bool found = false;
+          for (const Rule& rule : rules)
+            found |= contains(rule.problems(), norm | type | residual | length) && rule.team.team == Team::block &&
+                     rule.up_to == INT64_MAX;
+          if (possible && !found) return false;
+        }
   return true;
 }
 

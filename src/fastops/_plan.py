@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ _NORMS = {
 }
 _ELEMENTWISE = ("square", "relu", "sigmoid", "axpby")
 OPS = (*_NORMS, *_ELEMENTWISE, "linear", "lltm")
+# Of a problem, so that no product of its sizes overflows in the extension.
+_MOST_SIZE, _MOST_NUMBERS = 1 << 40, 1 << 50
 # The sizes that a problem is given by, in the order of its text.
 _SIZES = {"linear": ("rows", "features", "outputs"), "lltm": ("batch", "features", "state")}
 _TEAMS = {
@@ -49,11 +52,16 @@ _TEAMS = {
     "cluster2": "{blocks} blocks of {threads} threads, a cluster",
     "cluster2_warps": "{blocks} blocks of {threads} threads, a cluster",
 }
+_PARAMETERS = {
+    "late": "read after the sums",
+    "early": "read with the row",
+    "early_few": "read with the row, for few blocks a multiprocessor",
+}
 _ROWS = {
     "any": "",
     "rows": "up to {} a multiprocessor",
-    "threads": "all at once in {} threads a multiprocessor",
-    "clusters": "all at once in {} blocks a multiprocessor",
+    "threads": "of up to {} threads a multiprocessor",
+    "clusters": "that by twos take up to {} blocks a multiprocessor",
     "megabyte": "up to {}, of 1 MB in all",
 }
 
@@ -82,25 +90,24 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"{self.op} {'backward' if self.backward else 'forward'} on {self.card}"]
         if self.table is not None:
-            lines.append(f"  rule        {self.rule} of {self.table}")
-        lines.append(f"  kernel      {self.kernel}")
-        lines += [f"  {name:11} {value}" for name, value in self.details.items()]
-        return "\n".join([*lines, f"  because     {self.why}"])
+            lines.append(f"  rule           {self.rule} of {self.table}")
+        lines.append(f"  kernel         {self.kernel}")
+        lines += [f"  {name:14} {value}" for name, value in self.details.items()]
+        return "\n".join([*lines, f"  because        {self.why}"])
 
 
 def card_here() -> tuple[str, Facts | None]:
-    """The name and the facts of the current GPU; of the CPU where no GPU has kernels of this build."""
+    """The name and the facts of the current GPU, for which CUDA is initialised; the CPU where there is none.
+
+    Raises:
+        RuntimeError: this build has no kernels for the GPU, which runs the reference.
+    """
     from .capability import capabilities
 
-    found = capabilities()
-    if found.no_gpu or "cuda" not in found.paths.values():
+    if capabilities().no_gpu:
         return CPU, None
     device = torch.cuda.current_device()
-    arch = found.gpus[device].arch
-    if arch is None:
-        return CPU, None
-    torch.cuda.init()
-    multiprocessors, threads, shared, block, cluster = _C.plan_card(found.build.arch_groups.index(arch))
+    multiprocessors, threads, shared, block, cluster = _C.plan_card(device)
     return torch.cuda.get_device_name(device), (multiprocessors, threads, shared, block, cluster)
 
 
@@ -119,6 +126,10 @@ def sizes_of(op: str, text: str) -> tuple[int, ...]:
     found = tuple(map(int, text.split("x"))) if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text) else ()
     if len(found) != len(names):
         raise ValueError(f"[plan] {op}'s size must be {'x'.join(names)}, got {text!r}")
+    if max(found) > _MOST_SIZE:
+        raise ValueError(f"[plan] a size must be 1 to 2^40, got {max(found)}")
+    if math.prod(found) > _MOST_NUMBERS:
+        raise ValueError(f"[plan] there must be at most 2^50 numbers, got {text}")
     return found
 
 
@@ -137,17 +148,21 @@ def plan(
         op: a public operator's name.
         dtype: ``f16``, ``bf16``, ``f32`` or ``f64``.
         size: rows and their length; of ``linear`` rows, features and outputs, of ``lltm`` batch, features and state.
-        card: a name of :data:`CARDS`, ``"cpu"``, or None for this machine's GPU, or its CPU where it has none.
+        card: a name of :data:`CARDS`, ``"cpu"``, or None for this machine's GPU, on which CUDA is initialised then,
+            or its CPU where it has none.
         backward: the gradients' kernel.
         parameter: the dtype of a norm's weight and bias; None: ``dtype``.
 
     Raises:
         ValueError: an unknown op, dtype or card, or a size that the op does not have.
+        RuntimeError: this machine's GPU runs no kernels of this build.
     """
     if op not in OPS:
         raise ValueError(f"[plan] op must be one of {', '.join(OPS)}, got {op!r}")
     if dtype not in DTYPES:
         raise ValueError(f"[plan] dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if parameter is not None and (op not in _NORMS or parameter not in DTYPES):
+        raise ValueError(f"[plan] parameter is for norms, and one of {', '.join(DTYPES)}, got {parameter!r} of {op}")
     size = sizes_of(op, "x".join(map(str, size)))
     name, facts = card_here() if card is None else (card, facts_of(card))
     if facts is None:
@@ -170,19 +185,27 @@ def _norm(op: str, dtype: str, parameter: str, size: Sequence[int], facts: Facts
     found = getattr(_C, f"plan_{table}")(norm, dtype, parameter, residual, *size, facts)
     form = found["form"]
     alone = found["blocks"] == 1 and found["team"].startswith("cluster")
-    details = {"team": _TEAMS["warps" if alone else found["team"]].format(**found)}
+    team = _TEAMS["warps" if alone else found["team"]].format(**found)
+    if form["kernel"] == "two_parts":
+        team = f"a block of {form['block']} threads, whose halves add up as {found['blocks']} blocks of a cluster do"
+    details = {"team": team}
     if found["each"]:
         details["each"] = f"{found['each']} of {found['read by']} a thread"
     else:
         details["reads by"] = found["read by"]
-    for name, key in (("block", "block"), ("parameters", "parameters"), ("rows each", "rows each")):
-        if key in form and form[key] != "own":
-            details[name] = form[key]
+    if "block" in form:
+        details["compiled for"] = f"up to {form['block']} threads a block"
+        details["rows"] = f"{form['rows each']} a {'cluster' if found['blocks'] > 1 else 'team'}"
+        if form["parameters"] != "own":
+            details["parameters"] = _PARAMETERS[form["parameters"]]
     if found["stages"]:
         details["stages"] = f"{found['stages']}, {found['shared bytes']} bytes of shared memory"
     if backward:
-        chunks = found.get("chunks", "as many as clusters are on the card at once")
-        details["chunks"] = f"{chunks}, for the sums over rows"
+        chunks = found.get("chunks", "as many as clusters are on the card at once, at most a row each")
+        details["sums over rows"] = {
+            "whole": "by the same block",
+            "columns": "by blocks that read all rows again, by columns",
+        }.get(found.get("gather", ""), f"in chunks, then these: {chunks}")
     return table, found["rule"], form["kernel"], details, found["why"]
 
 
@@ -196,7 +219,8 @@ def _linear(dtype: str, size: Sequence[int], facts: Facts, backward: bool) -> _F
     rows, features, outputs = size
     bytes_each = DTYPES[dtype].itemsize
     library = _C.library_adds_bias(bytes_each, rows, features, outputs)
-    details: dict[str, Any] = {"bias": f"added by {'the product' if library else 'the epilogue'}"}
+    details: dict[str, Any] = {"for": "an activation, or a float32 bias beside halves; else the call is torch's"}
+    details["bias"] = f"added by {'the product' if library else 'the epilogue'}"
     if dtype != "f64":
         details["since"] = _C.plan_rules()["linear_bias"][_C.plan_bias(dtype, rows, features, outputs)]["why"]
     table = "linear_backward" if backward else "linear_forward"
@@ -216,14 +240,14 @@ def _on_cpu(op: str, dtype: str, size: Sequence[int], backward: bool) -> Plan:
     rows, n = size[0], size[-1]
     threads = torch.get_num_threads()
     found = _C.plan_cpu(dtype, rows, n, threads)
-    details: dict[str, Any] = {"threads": f"up to {threads}, each of at least {found['rows a task']} rows"}
-    norm = op in _NORMS
-    if norm:
+    details: dict[str, Any] = {"threads": f"up to {threads}, as the work is worth it"}
+    if op in _NORMS:
+        details["threads"] = f"up to {threads}, each of at least {found['rows a task']} rows"
         shares = found["chunks share segments" if backward else "shares segments"]
         details["segments"] = f"{found['segments']} a row, {'shared among' if shares else 'of whole rows to'} threads"
         details["stores"] = "past the caches, if aligned to 64 bytes" if found["streams"] else "by the caches"
-    if backward and (norm or op in ("linear", "lltm")):
-        details["chunks"] = f"{found['chunks']}, for the sums over rows"
+        if backward:
+            details["sums over rows"] = f"in chunks, then these: {found['chunks']}"
     level = _C.cpu()["isa"]
     return Plan(op, backward, CPU, None, None, level, details, "the best level that this CPU runs, or the one forced")
 
@@ -240,14 +264,17 @@ def tables_of(op: str, backward: bool = False) -> dict[str, list[dict[str, Any]]
     if op not in names:
         raise ValueError(f"[plan] op must be one of {', '.join(OPS)}, got {op!r}")
     all_rules = _C.plan_rules()
-    return {name: all_rules[name] for name in names[op]}
+    return {
+        name: [{"number": number} | rule for number, rule in enumerate(all_rules[name]) if _is_for(rule, op)]
+        for name in names[op]
+    }
 
 
 def text_of(op: str, backward: bool = False) -> str:
     """The tables of an op as text, a rule a line and its schedules beneath."""
     parts = []
     for name, rules in tables_of(op, backward).items():
-        rows = [line for number, rule in enumerate(rules) if _is_for(rule, op) for line in _lines(number, rule, op)]
+        rows = [line for rule in rules for line in _lines(rule, op)]
         header = list(dict.fromkeys(key for row in rows for key in row))
         cells = [header, *([str(row.get(key, "")) for key in header] for row in rows)]
         widths = [max(len(row[k]) for row in cells) for k in range(len(header))]
@@ -265,14 +292,14 @@ def _is_for(rule: dict[str, Any], op: str) -> bool:
     return norm in rule["norm"] and ("yes" if residual else "no") in rule["residual"]
 
 
-def _lines(number: int, rule: dict[str, Any], op: str) -> list[dict[str, Any]]:
+def _lines(rule: dict[str, Any], op: str) -> list[dict[str, Any]]:
     if "schedules" not in rule:
-        return [{"rule": number} | {k: _value(v) for k, v in rule.items()}]
+        return [{"rule": rule["number"]} | {k: _value(v) for k, v in rule.items() if k != "number"}]
     unit = {"16 bytes": 16, "8 bytes": 8}.get(rule["read by"])
     end = rule["up to"] >= 2**62
     team = rule["team"] if rule["team"] == "warps" else f"{rule['team']} {rule['threads']}"
     first = {
-        "rule": number,
+        "rule": rule["number"],
         "dtype": ", ".join(rule["dtype"]) if len(rule["dtype"]) < 4 else "any",
         "reads by": rule["read by"],
         "row up to": "" if end else f"{rule['up to'] * unit} bytes" if unit else f"{rule['up to']} words",

@@ -61,6 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
     as_json = given.json
     if given.plan:
         return _plan(parser, given)
+    if given.card or given.backward or given.parameter:
+        parser.error("--card, --backward and --parameter are for --plan")
     found = report()
     if as_json:
         print(json.dumps(found, indent=2, default=str))
@@ -79,6 +81,8 @@ def _plan(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     op, *problem = given.plan
     if len(problem) not in (0, 2):
         parser.error(f"--plan takes OP, or OP DTYPE ROWSxN, got {' '.join(given.plan)}")
+    if not problem and (given.card or given.parameter):
+        parser.error("--card and --parameter are for a problem, --plan OP DTYPE ROWSxN")
     try:
         if not problem:
             print(

@@ -40,15 +40,21 @@ def schedules(table: str, problem: Problem, n: int, card: Facts) -> Iterator[tup
 
 
 def tensors(problem: Problem, rows: int, n: int, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
-    """Rows, and parameters; the same first rows however many there are."""
+    """Three times rows, and parameters. The rows repeat the first, so that all of these have the bits of those."""
     make = Make(device, DTYPES[problem.dtype], seed=n)
-    of_rows = [make(CHECKED, n).repeat(-(-rows // CHECKED), 1)[:rows] for _ in range(2)]
+    of_rows = [make(CHECKED, n).repeat(-(-rows // CHECKED), 1)[:rows] for _ in range(3)]
     count = 2 if problem.norm == "layer" else 1
     return of_rows, [make(n).to(DTYPES[problem.parameter]) for _ in range(count)]
 
 
 def ends(t: Tensor) -> Tensor:
     return torch.cat([t[:CHECKED], t[-CHECKED:]]) if len(t) > 2 * CHECKED else t
+
+
+def repeats(t: Tensor) -> bool:
+    """Whether every row has the bits of the row that it repeats."""
+    of_each = [t[k::CHECKED] for k in range(min(len(t), CHECKED))]
+    return all(same_bits(rows.contiguous(), rows[:1].expand_as(rows).contiguous()) for rows in of_each)
 
 
 def tolerance(problem: Problem) -> dict[str, float]:
@@ -73,7 +79,7 @@ def test_forward(rule: int, card: Facts, cuda: torch.device) -> None:
         for schedule, rows in schedules("norm_forward", problem, n, card):
             plan = problem.plan("norm_forward", rows, n, card)
             assert (plan["rule"], plan["schedule"]) == (rule, schedule)
-            (x, residual), parameters = tensors(problem, rows, n, cuda)
+            (x, residual, _), parameters = tensors(problem, rows, n, cuda)
             outputs = forward(problem, x, residual, parameters)
             normalised = outputs[1] if problem.residual else x
             assert not problem.residual or same_bits(normalised, x + residual)
@@ -81,6 +87,7 @@ def test_forward(rule: int, card: Facts, cuda: torch.device) -> None:
                 ends(normalised).double(), (n,), *(p.double() for p in parameters), eps=EPS
             )
             torch.testing.assert_close(ends(outputs[0]).double(), truth, **tolerance(problem))
+            assert repeats(outputs[0]), (problem, n, rows)
             mine = [t[:1].clone() for t in outputs]
             first = first or mine
             assert all(same_bits(a, b) for a, b in zip(first, mine, strict=True)), (problem, n, rows)
@@ -96,25 +103,28 @@ def test_backward(rule: int, card: Facts, cuda: torch.device) -> None:
         for schedule, rows in schedules("norm_backward", problem, n, card):
             plan = problem.plan("norm_backward", rows, n, card)
             assert (plan["rule"], plan["schedule"]) == (rule, schedule)
-            (x, grad), parameters = tensors(problem, rows, n, cuda)
+            (x, grad, grad_sum), parameters = tensors(problem, rows, n, cuda)
             statistics = getattr(torch.ops.fastops, f"{problem.norm}_norm_forward")(x, *parameters, eps=EPS)[1:]
             name = f"{'add_' if problem.residual else ''}{problem.norm}_norm_backward"
-            grads = (grad, grad) if problem.residual else (grad,)
+            grads = (grad, grad_sum) if problem.residual else (grad,)
             needs = [True] * (1 + len(parameters))
             found = getattr(torch.ops.fastops, name)(*grads, x, *statistics, *parameters, *needs, eps=EPS)
-            truth = gradients(problem, x, grad, parameters)
+            truth = gradients(problem, x, grad, grad_sum, parameters)
             torch.testing.assert_close(ends(found[0]).double(), ends(truth[0]), **tolerance(problem))
             of_parameters = torch.finfo(DTYPES[problem.parameter]).eps
             exact = 1e-12 if problem.dtype == "f64" else 1e-5  # sums over rows are float32, or float64
             for ours, true in zip(found[1:], truth[1:], strict=True):
                 scale = float(true.abs().max())
                 torch.testing.assert_close(ours.double(), true, rtol=2 * of_parameters, atol=exact * scale)
+            assert repeats(found[0]), (problem, n, rows)
             first = found[0][:1].clone() if first is None else first
             assert same_bits(first, found[0][:1].clone()), (problem, n, rows)
 
 
-def gradients(problem: Problem, x: Tensor, grad: Tensor, parameters: list[Tensor]) -> tuple[Tensor, ...]:
+def gradients(
+    problem: Problem, x: Tensor, grad: Tensor, grad_sum: Tensor, parameters: list[Tensor]
+) -> tuple[Tensor, ...]:
     leaves = [t.double().requires_grad_() for t in (x, *parameters)]
     out = getattr(formulas, f"{problem.norm}_norm")(leaves[0], x.shape[-1:], *leaves[1:], eps=EPS)
     of_input, *others = torch.autograd.grad(out, leaves, grad.double())
-    return of_input + grad.double() if problem.residual else of_input, *others
+    return of_input + grad_sum.double() if problem.residual else of_input, *others

@@ -31,7 +31,9 @@ def named(rule: dict[str, Any], problem: Problem) -> bool:
 def test_every_problem_has_a_rule_that_names_it(table: str, problem: Problem, card: str) -> None:
     table_of = rules(table)
     for n in lengths_near_bounds(table, problem.dtype):
-        rule = table_of[problem.plan(table, 7, n, CARDS[card])["rule"]]
+        number = problem.plan(table, 7, n, CARDS[card])["rule"]
+        assert number >= 0
+        rule = table_of[number]
         assert named(rule, problem)
         assert problem.plan(table, 7, n, CARDS[card])["read by"] == rule["read by"]
 
@@ -251,12 +253,28 @@ def test_lltm(batch: int, inputs: int, weights: int, rule: int) -> None:
     assert _C.lltm_is_one_kernel(batch, inputs, weights) is (rule < 2)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 8, 63, 64, 1000, 4095, 4096, 5000, 20000, 1000000])
-@pytest.mark.parametrize("n", [1, 100, 5000, 100000])
-def test_chunks_on_the_cpu_do_not_depend_on_the_threads(rows: int, n: int) -> None:
-    chunks = {_C.plan_cpu("f32", rows, n, threads)["chunks"] for threads in (1, 2, 64)}
-    assert len(chunks) == 1
-    assert 1 <= chunks.pop() <= min(rows, 256)
+@pytest.mark.parametrize(
+    ("rows", "n", "chunks"),
+    [
+        (1, 1, 1),
+        (63, 1, 1),
+        (64, 1, 2),
+        (64, 100000, 8),
+        (4095, 1, 64),
+        (4096, 1, 64),
+        (20000, 1, 256),
+        (1000000, 1, 256),
+    ],
+)
+def test_chunks_on_the_cpu(rows: int, n: int, chunks: int) -> None:
+    """64 rows each where there are many, else 32, or what is worth a thread but at least 8."""
+    assert _C.plan_cpu("f32", rows, n, 1)["chunks"] == chunks
+
+
+@pytest.mark.parametrize("given", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (1 << 41, 1, 1), (1 << 30, 1 << 30, 1)])
+def test_sizes_that_there_are_not(given: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match=r"^\[plan\] "):
+        _C.plan_cpu("f32", *given)
 
 
 def test_few_long_rows_share_segments_on_the_cpu() -> None:
