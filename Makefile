@@ -28,8 +28,8 @@ SETTINGS := -C 'cmake.define.FASTOPS_CUDA=$(CUDA)' \
 SOURCES := $(shell find CMakeLists.txt cmake cpp cuda)
 CXX_FILES := $(filter %.cpp %.h %.cu %.cuh,$(SOURCES) $(shell find tools))
 
-.PHONY: help setup selftest bench test test-all info wheel sdist wheels gates test-wheel sdist-check release-check release-files \
-  published conda-render conda conda-rehearsal new-op format lint workflows clean
+.PHONY: help setup selftest bench test test-all info wheel sdist wheels gates test-wheel sdist-check release-check \
+  release-files published conda-render conda conda-rehearsal new-op format lint workflows clean
 .DEFAULT_GOAL := help
 
 help: ## Print this list
