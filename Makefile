@@ -28,8 +28,8 @@ SETTINGS := -C 'cmake.define.FASTOPS_CUDA=$(CUDA)' \
 SOURCES := $(shell find CMakeLists.txt cmake cpp cuda)
 CXX_FILES := $(filter %.cpp %.h %.cu %.cuh,$(SOURCES) $(shell find tools))
 
-.PHONY: help setup selftest bench performance test info wheel sdist wheels gates test-wheel sdist-check release-check \
-  release-files published conda-render conda conda-rehearsal new-op format lint workflows clean
+.PHONY: help setup selftest bench performance test test-all info wheel sdist wheels gates test-wheel sdist-check \
+  release-check release-files published conda-render conda conda-rehearsal new-op format lint workflows clean
 .DEFAULT_GOAL := help
 
 help: ## Print this list
@@ -47,8 +47,11 @@ bench: setup ## Time the operators beside PyTorch's; ARGS="--quick --op relu --j
 performance: setup ## docs/performance.md and its picture from benchmarks/results/*.csv
 	$(BIN)/python tools/performance
 
-test: setup ## The tests, over all cores; ARGS="-k layer_norm -x"
+test: setup ## The tests, over all cores, with a sample of their cases; ARGS="-k layer_norm -x"
 	$(BIN)/python -m pytest -n auto $(ARGS)
+
+test-all: setup ## The same with all cases
+	$(BIN)/python -m pytest -n auto --all $(ARGS)
 
 info: setup ## What was built, what this machine has, what was chosen and why
 	$(BIN)/python -m fastops.info $(ARGS)
@@ -77,7 +80,7 @@ test-wheel: ## Prove WHEEL as its users have it, in an environment of its own; A
 	cd build/test-wheel && $(PIP) install $(abspath $(wildcard $(WHEEL))) --group test $(or $(OTHER_TORCH),--group torch)
 	cd build/test-wheel && $(BIN)/python -m fastops.info
 	cd build/test-wheel && $(BIN)/python -m fastops.selftest $(ARGS)
-	cd build/test-wheel && $(BIN)/python -m pytest -n auto tests
+	cd build/test-wheel && $(BIN)/python -m pytest -n auto --all tests
 
 sdist-check: sdist ## Build the source archive elsewhere and prove the operators
 	$(BIN)/python tools/release/sdist.py dist/fastops-*.tar.gz

@@ -5,8 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sampling import sampled
+
+# OpenMP reads it when torch is imported. Threads that wait actively take the cores from pytest-xdist's other workers.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Inductor compiles its loops without vectors, in two thirds of the time. The tests are of the ops between them.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 import torch
 
 import fastops
@@ -17,10 +24,37 @@ NO_CUDA = fastops.capabilities().no_gpu or (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="all cases of each test, instead of a sample where it has many")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if "cuda" in getattr(item, "fixturenames", ()):
             item.add_marker("cuda")
+    if config.getoption("all") or any(argument.endswith("]") for argument in config.args):  # a case by its name
+        return
+    kept = sampled(items)
+    left_out = [item for item in items if item not in kept]
+    items[:] = [item for item in items if item in kept]
+    config.hook.pytest_deselected(items=left_out)
+    config.stash[LEFT_OUT] = len(left_out)
+    if hasattr(config, "workeroutput"):  # of pytest-xdist, whose workers all have the same
+        config.workeroutput["left_out"] = len(left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    if left_out := getattr(node, "workeroutput", {}).get("left_out"):  # a worker that crashed has none
+        node.config.stash[LEFT_OUT] = left_out
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"A sample ran: {left_out} more cases run with --all (make test-all)")
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
@@ -65,9 +99,12 @@ def seed() -> int:
 
 @pytest.fixture(scope="session", autouse=True)
 def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the kit compiles in the tests goes into a cache of their own."""
+    """What the kit compiles in the tests goes into a cache of their own, one for all workers of pytest-xdist."""
     before = os.environ.get("FASTOPS_CACHE_DIR")
-    os.environ["FASTOPS_CACHE_DIR"] = str(tmp_path_factory.mktemp("kit-cache"))
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kit-cache"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    os.environ["FASTOPS_CACHE_DIR"] = str(folder)
     yield
     if before is None:
         del os.environ["FASTOPS_CACHE_DIR"]

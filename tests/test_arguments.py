@@ -61,7 +61,9 @@ def test_a_wrong_type_is_named(
     if dtype != torch.float32 and op in ("linear", "lltm"):
         pytest.skip("torch multiplies no float8 matrices here")
     right = {
-        key: value.to(device, dtype).requires_grad_(way is plainly) if isinstance(value, torch.Tensor) else value
+        key: value.to(device, dtype).detach().requires_grad_(way is plainly)
+        if isinstance(value, torch.Tensor)
+        else value
         for key, value in RIGHT[op].items()
     }
     wrong: list[Any] = [[1.0], np.ones(8), "text", object(), 1j]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -15,7 +12,6 @@ from table import every_case, function_of
 from torch import Tensor
 
 import fastops
-from fastops import _C
 from fastops.cases import DTYPES, Case, Make, channels_last, misaligned, stepped
 from fastops.selftest.accuracy import evaluate, incoming_gradients, tensors_of
 from fastops.selftest.checks import same_bits
@@ -310,35 +306,6 @@ def test_gradients_across_threads() -> None:
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(work, range(8)))
     assert all(same_bits(a, b) for a, b in zip(alone, together, strict=True))
-
-
-@pytest.mark.parametrize("level", _C.build_info()["isa_levels"])
-def test_forced_isa_level(level: str) -> None:
-    """The environment variable chooses the level, and every op is right there."""
-    if missing := _C.cpu()["missing"][level]:
-        pytest.skip(f"this CPU lacks {missing}")
-    code = f"""
-import torch
-import fastops
-from fastops.cases import CASES
-from fastops.selftest.checks import kernels, values
-from fastops.selftest.target import Path, Target
-assert fastops.capabilities().cpu_level == {level!r}
-for case in CASES:
-    for dtype in case.dtypes:
-        for check in (values, kernels):
-            for outcome in check(Target(case, dtype, Path(torch.device("cpu"), "cpu"), quick=True)):
-                if not outcome.ok:
-                    raise SystemExit(f"{{case.name}} {{dtype}} {{outcome}}")
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "FASTOPS_CPU_ISA": level},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_tensor_that_outlived_its_transform(device: torch.device) -> None:

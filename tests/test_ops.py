@@ -60,6 +60,14 @@ def test_check(case: Case, dtype: torch.dtype, device: torch.device, check: chec
 
 
 @every_case
+@every_dtype
+@pytest.mark.parametrize("check", [checks.values, checks.kernels], ids=lambda check: check.__name__)
+def test_check_at_every_level(case: Case, dtype: torch.dtype, level: str, check: checks.Check) -> None:
+    for outcome in check(Target(case, dtype, Path(torch.device("cpu"), "cpu", level), quick=True)):
+        assert outcome.ok, outcome
+
+
+@every_case
 def test_raw_op_equals_its_reference(case: Case, device: torch.device) -> None:
     for call in case.raw(Make(device, torch.float64), 5, 9):
         expected = call.reference.with_args(wide_copies(call.args))()

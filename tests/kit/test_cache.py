@@ -319,7 +319,7 @@ for step in range(300):
 
 
 def test_processes_that_read_write_and_damage_at_once(empty_cache: Path) -> None:
-    processes = [subprocess.Popen([sys.executable, "-c", PROCESS, str(k)], stderr=subprocess.PIPE) for k in range(8)]
+    processes = [subprocess.Popen([sys.executable, "-c", PROCESS, str(k)], stderr=subprocess.PIPE) for k in range(4)]
     for process in processes:
         _, error = process.communicate()
         assert process.returncode == 0, error.decode()

@@ -109,6 +109,7 @@ SAMPLES += [
 
 
 @needs_compiler
+@pytest.mark.sample(pairs=False)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("body", SAMPLES)
 def test_kernels(device: torch.device, body: str, dtype: torch.dtype) -> None:

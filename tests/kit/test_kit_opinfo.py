@@ -85,6 +85,7 @@ def test_all_are_torchs() -> None:
     assert {name.partition("/")[0] for name in EXPRESSIONS} <= set(INFOS)
 
 
+@pytest.mark.sample(pairs=False)
 @pytest.mark.parametrize("name", EXPRESSIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_and_gradients(name: str, dtype: torch.dtype, device: torch.device) -> None:

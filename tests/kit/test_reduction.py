@@ -177,6 +177,7 @@ def test_functorch(device: torch.device, op: kit.Reduce) -> None:
     )
 
 
+@pytest.mark.sample(pairs=False)  # Inductor's C++ takes seconds a case
 @OPS
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile(device: torch.device, op: kit.Reduce, dynamic: bool) -> None:
@@ -258,9 +259,10 @@ def test_errors(case: str) -> None:
 
 
 @needs_nvrtc
+@pytest.mark.sample(pairs=False)
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"])
-def test_cuda_source_compiles(arch: str) -> None:
-    for variant in REDUCTIONS:
-        for dtypes in ((2, 2, 2), (2, 0, 0), (2, 0, 2)) if variant else ((0, 0, 0), (1, 1, 1), (3, 3, 3), (3, 3, 1)):
-            source = dot._program.cuda(dtypes, variant)
-            assert nvrtc.compile(source, name="dot", arch=arch).cubin.startswith(b"\x7fELF")
+@pytest.mark.parametrize("variant", REDUCTIONS)
+def test_cuda_source_compiles(arch: str, variant: int) -> None:
+    for dtypes in ((2, 2, 2), (2, 0, 0), (2, 0, 2)) if variant else ((0, 0, 0), (1, 1, 1), (3, 3, 3), (3, 3, 1)):
+        source = dot._program.cuda(dtypes, variant)
+        assert nvrtc.compile(source, name="dot", arch=arch).cubin.startswith(b"\x7fELF")
