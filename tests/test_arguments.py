@@ -87,9 +87,11 @@ def test_a_wrong_type_is_named(
 
 
 @pytest.mark.parametrize("op", ["add_layer_norm", "add_rms_norm"])
-def test_no_residual_of_a_meta_tensor(op: str) -> None:
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_no_residual_of_a_meta_tensor(op: str, requires_grad: bool) -> None:
+    x = X.detach().to("meta").requires_grad_(requires_grad)
     with pytest.raises(TypeError, match=rf"^\[{op}\] residual must be a Tensor, got NoneType$"):
-        getattr(fastops, op)(X.to("meta"), None, (8,))
+        getattr(fastops, op)(x, None, (8,))
 
 
 def test_numbers_in_forward_mode() -> None:

@@ -329,3 +329,15 @@ def test_sparse_tensors_run_the_composition() -> None:
         y = fastops.relu(input)
         assert y.layout is torch.sparse_coo
         assert torch.equal(y.to_dense(), torch.eye(3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [255, 257, 513, 1000, 5003])
+@pytest.mark.parametrize("step", [2, 3])
+def test_long_runs_at_a_distance(dtype: torch.dtype, n: int, step: int, device: torch.device) -> None:
+    """More elements than are gathered at once, of one operand and of two."""
+    make = Make(device, dtype)
+    x, y = make(n * step)[::step], make(n * step)[::step]
+    assert same_bits(fastops.square(x), fastops.square(x.contiguous()))
+    assert same_bits(fastops.axpby(x, y, 2.0, 3.0), fastops.axpby(x.contiguous(), y.contiguous(), 2.0, 3.0))
+    assert same_bits(fastops.axpby(x, y[:1], 2.0, 3.0), fastops.axpby(x.contiguous(), y[:1].contiguous(), 2.0, 3.0))

@@ -44,18 +44,22 @@ def trailing_dims(op: str, input: Tensor, normalized_shape: Sequence[int]) -> in
     raise RuntimeError(f"[{op}] input must end in normalized_shape {list(normalized_shape)}, got shape {list(shape)}")
 
 
+_ABSENT: Any = object()  # of an op that has no residual; None is a wrong one
+
+
 def check(
     op: str,
     input: Tensor,
     dims: int,
     weight: Tensor | None,
     bias: Tensor | None = None,
-    residual: Tensor | None = None,
+    residual: Any = _ABSENT,
     complex_too: bool = False,
 ) -> None:
     """What the C++ edge checks, for where it is not asked: the plain composition, meta tensors, tracing."""
-    for name, x in (("input", input), ("residual", residual), ("weight", weight), ("bias", bias)):
-        if x is None:
+    rows = {"input": input} if residual is _ABSENT else {"input": input, "residual": residual}
+    for name, x in (*rows.items(), ("weight", weight), ("bias", bias)):
+        if x is None and name not in rows:
             continue
         if not isinstance(x, Tensor):
             raise type_error(op, name, "a Tensor", x)
@@ -69,7 +73,7 @@ def check(
     for name, x in (("weight", weight), ("bias", bias)):
         if x is not None and list(x.shape) != shape:
             raise RuntimeError(f"[{op}] {name} must have shape {shape}, got {list(x.shape)}")
-    if residual is not None and residual.shape != input.shape:
+    if residual is not _ABSENT and residual.shape != input.shape:
         raise RuntimeError(f"[{op}] residual must have input's shape {list(input.shape)}, got {list(residual.shape)}")
 
 
