@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kThreads) backward_long_kernel(const __grid_co
   }
 }
 
-constexpr int kColumnWarps = 8;
+using plan::norm_backward::kColumnWarps;
 
 // Where rows are few, nothing is needed here of a kernel of this problem before it, so that both run at a time: the second
 // rule of dependent.cuh.
@@ -174,8 +174,6 @@ __global__ void __launch_bounds__(kWarp* kMostColumnWarps)
 }
 
 // ---- host ------------------------------------------------------------------------------------------------------------
-
-int64_t column_tiles(const NormBackward& a) { return ceil_div(a.n * size_of(a.dtype), 16 * kWarp); }
 
 template <Norm N, class T, class P, int W, int Lanes, bool GradSum>
 int launch(const NormBackward& args, const Plan& plan, cudaStream_t stream) {
@@ -235,7 +233,8 @@ int launch_columns(const NormBackward& a, cudaStream_t stream) {
     constexpr int W = decltype(width)::value;
     using T = typename decltype(t)::type;
     using P = typename decltype(p)::type;
-    const int64_t chunks = a.partial ? a.chunks : 1, tiles = a.partial ? column_tiles(a) : ceil_div(a.n / W, kWarp);
+    const int64_t chunks = a.partial ? a.chunks : 1,
+                  tiles = a.partial ? plan::norm_backward::column_tiles(a.n, a.dtype) : ceil_div(a.n / W, kWarp);
     const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(std::min<int64_t>(tiles, 65535)));
     const bool more = a.gather == Gather::columns && a.rows > kColumnWarps * kColumnRows;
     const int threads = (more ? kMostColumnWarps : kColumnWarps) * kWarp;

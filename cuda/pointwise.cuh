@@ -141,8 +141,8 @@ int pointwise_of(const Pointwise& p, void* stream_handle, const F& f) {
   constexpr int V = device::kVector<T>;
   if (p.is_contiguous()) return launch_contiguous<T, Outputs, Inputs>(p, f, stream);
   using namespace plan::pointwise;
-  const bool aligned = vectorizes<T, Outputs + Inputs>(p);
-  if (kRules[plan::pointwise::plan(Layout::strided, aligned, p.numel)].vectors)
+  // Of few elements nobody asks whether they are aligned.
+  if (kRules[plan::pointwise::plan(Layout::strided, true, p.numel)].vectors && vectorizes<T, Outputs + Inputs>(p))
     return launch_strided<T, V, Outputs, Inputs>(p, f, stream);
   return launch_strided<T, 1, Outputs, Inputs>(p, f, stream);
 }

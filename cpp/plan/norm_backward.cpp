@@ -55,12 +55,10 @@ bool supports(const Row& row, const Card& card, const Schedule& schedule, const 
   }
 }
 
-int64_t column_tiles(const Row& row) { return ceil_div(row.n * size_of(row.dtype), 16 * kWarp); }
-
 }  // namespace
 
 int rule_of(const Row& row, const Card& card) {
-  return rule_for(kRules, row, [&](const Rule&, const Schedule& schedule, const SumOrder& order) {
+  return rule_for(kRules, row, [&](const Schedule& schedule, const SumOrder& order) {
     return supports(row, card, schedule, order);
   });
 }
@@ -69,12 +67,9 @@ Plan plan(const Row& row, int64_t rows, const Card& card) {
   Plan plan{rule_of(row, card), 0, {}, 1, 0, {}, {}};
   const Rule& rule = plan.of();
   plan.order = sum_order(rule.access, rule.team, units_of(row, rule.access));
-  const Bits problem = bits_of(row);
-  auto runs = [&](const Schedule& schedule) {
-    return contains(schedule.problems, problem) && holds(schedule.rows, row, rows, plan.order, card) &&
-           supports(row, card, schedule, plan.order);
-  };
-  while (!runs(plan.by())) ++plan.schedule;
+  plan.schedule = schedule_for(rule, row, rows, plan.order, card, [&](const Schedule& schedule, const SumOrder& order) {
+    return supports(row, card, schedule, order);
+  });
   plan.teams = teams_of(row, plan.by(), plan.order);
   plan.threads = plan.teams * plan.order.threads;
   if (plan.by_clusters()) plan.ring = ring_for(row, plan.by(), plan.order, card);
@@ -82,25 +77,23 @@ Plan plan(const Row& row, int64_t rows, const Card& card) {
 }
 
 ColumnOrder column_order(const Plan& plan, const Row& row, int64_t rows, const Card& card, int64_t clusters) {
-  constexpr int kColumnWarps = 8;
   const int64_t turns = ceil_div(rows, plan.teams);
   const bool few = holds(kSingleWave, row, rows, plan.order, card);
-  auto by_blocks = [&](int threads) -> ColumnOrder {
-    const int64_t chunks = std::min(turns, int64_t{threads} / plan.threads * card.multiprocessors);
+  // By blocks that stay: as many as the card has at once, no more than there is work for.
+  auto resident = [&](int64_t blocks) -> ColumnOrder {
+    const int64_t chunks = std::min(turns, blocks);
     return {chunks == 1 ? Gather::whole : few ? Gather::columns : Gather::partial, chunks};
   };
+  auto by_threads = [&](int threads) { return resident(int64_t{threads} / plan.threads * card.multiprocessors); };
   switch (plan.by().kernel) {
     case Kernel::single_wave: return {rows == 1 ? Gather::whole : Gather::columns, 1};
-    case Kernel::registers: return by_blocks(kThreads);
-    case Kernel::words: return by_blocks(word_threads(plan.order.team == Team::lanes, size_of(row.dtype)));
+    case Kernel::registers: return by_threads(kThreads);
+    case Kernel::words: return by_threads(word_threads(plan.order.team == Team::lanes, size_of(row.dtype)));
     case Kernel::long_row: {
-      const int64_t least = int64_t{8} * card.multiprocessors / column_tiles(row);
+      const int64_t least = int64_t{8} * card.multiprocessors / column_tiles(row.n, row.dtype);
       return {few ? Gather::columns : Gather::partial, std::clamp<int64_t>(least, 1, ceil_div(rows, kColumnWarps))};
     }
-    default: {
-      const int64_t chunks = std::min(turns, clusters);
-      return {chunks == 1 ? Gather::whole : few ? Gather::columns : Gather::partial, chunks};
-    }
+    default: return resident(clusters);
   }
 }
 

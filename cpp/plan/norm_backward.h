@@ -49,6 +49,10 @@ constexpr int kMostWarps = 16;     // by words; and of a row in registers
 // The threads of a multiprocessor that the registers allow, by words.
 constexpr int word_threads(bool lanes, int64_t size) { return !lanes || size == 8 ? 512 : size == 4 ? 1024 : 640; }
 
+// The sums over rows by columns: the warps of a block, of which each has 16 bytes of a row a lane.
+constexpr int kColumnWarps = 8;
+constexpr int64_t column_tiles(int64_t n, DType dtype) { return ceil_div(n * size_of(dtype), 16 * kWarp); }
+
 // So few rows that reading them again, at the same time, is faster than partial sums and a kernel for them.
 constexpr AtMost kSingleWave = {Unit::megabyte, 64};
 

@@ -30,7 +30,7 @@ bool supports(const Row& row, const Card& card, const Schedule& schedule, const 
 }  // namespace
 
 int rule_of(const Row& row, const Card& card) {
-  return rule_for(kRules, row, [&](const Rule&, const Schedule& schedule, const SumOrder& order) {
+  return rule_for(kRules, row, [&](const Schedule& schedule, const SumOrder& order) {
     return supports(row, card, schedule, order);
   });
 }
@@ -39,12 +39,9 @@ Plan plan(const Row& row, int64_t rows, const Card& card) {
   Plan plan{rule_of(row, card), 0, {}, {}};
   const Rule& rule = plan.of();
   plan.order = sum_order(rule.access, rule.team, units_of(row, rule.access));
-  const Bits problem = bits_of(row);
-  auto runs = [&](const Schedule& schedule) {
-    return contains(schedule.problems, problem) && holds(schedule.rows, row, rows, plan.order, card) &&
-           supports(row, card, schedule, plan.order);
-  };
-  while (!runs(plan.by())) ++plan.schedule;
+  plan.schedule = schedule_for(rule, row, rows, plan.order, card, [&](const Schedule& schedule, const SumOrder& order) {
+    return supports(row, card, schedule, order);
+  });
   if (plan.by().kernel == Kernel::ring) plan.ring = ring_for(row, plan.order, card);
   return plan;
 }

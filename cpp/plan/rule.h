@@ -106,9 +106,6 @@ struct SumOrder {
   int threads, each;
   int64_t blocks;
 };
-constexpr bool operator==(const SumOrder& a, const SumOrder& b) {
-  return a.access == b.access && a.team == b.team && a.threads == b.threads && a.each == b.each && a.blocks == b.blocks;
-}
 
 constexpr int kWarp = 32;
 constexpr SumOrder sum_order(Access access, const TeamOf& of, int64_t units) {
@@ -122,7 +119,8 @@ constexpr SumOrder sum_order(Access access, const TeamOf& of, int64_t units) {
 }
 
 // A schedule's condition on the number of rows. rows: so many a multiprocessor. threads: all rows are on the card at once where a
-// multiprocessor has so many threads. clusters: likewise, so many clusters of two rows. megabyte: so many rows, of 1 MB in all.
+// multiprocessor has so many threads. clusters: likewise, two by two, where it has so many blocks. megabyte: so many rows, of 1 MB
+// in all.
 enum class Unit : uint8_t { any, rows, threads, clusters, megabyte };
 constexpr const char* kUnitNames[] = {"any", "rows", "threads", "clusters", "megabyte"};
 struct AtMost {
@@ -236,7 +234,7 @@ constexpr bool reaches(const Rule& rule, int schedule, Bits bits) {
 }
 
 // The number of the first rule that names the row, is long enough and has a schedule for any number of rows that
-// supports(rule, schedule, order).
+// supports(schedule, order).
 template <class Rule, size_t N, class Supports>
 constexpr int rule_for(const Rule (&rules)[N], const Row& row, Supports supports) {
   const Bits problem = bits_of(row);
@@ -247,7 +245,23 @@ constexpr int rule_for(const Rule (&rules)[N], const Row& row, Supports supports
     const int64_t count = units[static_cast<int>(rule.access)];
     if (!contains(rule.problems(), problem) || count > rule.up_to || !holds(rule.multiple, count)) continue;
     const auto& last = rule.schedules.first[rule.schedules.count - 1];
-    if (supports(rule, last, sum_order(rule.access, rule.team, count))) return number;
+    if (supports(last, sum_order(rule.access, rule.team, count))) return number;
+  }
+  return -1;
+}
+
+// The number of the first of a rule's schedules that names the row, has rows enough and is supported. There is one, if the rule is
+// that of rule_for().
+template <class Rule, class Supports>
+constexpr int schedule_for(const Rule& rule, const Row& row, int64_t rows, const SumOrder& order, const Card& card,
+                           Supports supports) {
+  const Bits problem = bits_of(row);
+  int number = 0;
+  for (const auto& schedule : rule.schedules) {
+    if (contains(schedule.problems, problem) && holds(schedule.rows, row, rows, order, card) &&
+        supports(schedule, order))
+      return number;
+    ++number;
   }
   return -1;
 }

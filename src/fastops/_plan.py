@@ -172,7 +172,7 @@ def plan(
     elif op == "linear":
         found = _linear(dtype, size, facts, backward)
     else:
-        found = _lltm(size) if op == "lltm" else _elementwise(dtype, size)
+        found = _lltm(size) if op == "lltm" else _elementwise(size)
     return Plan(op, backward, name, *found)
 
 
@@ -209,7 +209,7 @@ def _norm(op: str, dtype: str, parameter: str, size: Sequence[int], facts: Facts
     return table, found["rule"], form["kernel"], details, found["why"]
 
 
-def _elementwise(dtype: str, size: Sequence[int]) -> _Found:
+def _elementwise(size: Sequence[int]) -> _Found:
     number = _C.plan_pointwise(True, True, size[0] * size[1])
     rule = _C.plan_rules()["pointwise"][number]
     return "pointwise", number, rule["kernel"], {"layout": "one run, aligned"}, rule["why"]
