@@ -1,12 +1,13 @@
-# fastops_add_isa(NAME VECTOR_BYTES n [FLAGS ...]): compile every cpp/kernels/*.cpp once for an ISA level, into an OBJECT
-# library of its own. The flags reach these files and no other; the code lands in namespace fastops::NAME.
+# fastops_add_isa(NAME VECTOR_BYTES n [FLAGS ...]): compile every cpp/cpu/*.cpp and cpp/kernels/*.cpp once for an ISA level,
+# into an OBJECT library of its own. The flags reach these files and no other; the code lands in namespace fastops::NAME.
 
 set(FASTOPS_ISAS "")
 set(FASTOPS_ISA_OBJECTS "")
 
 function(fastops_add_isa name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "VECTOR_BYTES" "FLAGS")
-  file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cpp/kernels/*.cpp")
+  file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cpp/cpu/*.cpp"
+    "${CMAKE_CURRENT_SOURCE_DIR}/cpp/kernels/*.cpp")
   set(target fastops_isa_${name})
   add_library(${target} OBJECT ${sources})
   target_include_directories(${target} PRIVATE cpp)

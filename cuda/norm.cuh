@@ -15,6 +15,7 @@ namespace fastops::FASTOPS_ARCH {
 
 using device::accumulate_t;
 using device::kVector;
+using device::tree_sum;
 using device::Vector;
 
 constexpr int kWarp = 32;
@@ -75,19 +76,6 @@ __device__ inline A inverse_sqrt(A variance, A eps) {
     return rsqrtf(variance + eps);
   else
     return A(1) / sqrt(variance + eps);
-}
-
-// Sum of W numbers as a tree.
-template <int W, class A>
-__device__ inline A tree_sum(const A (&x)[W]) {
-  if constexpr (W == 1) {
-    return x[0];
-  } else {
-    A half[W / 2];
-#pragma unroll
-    for (int k = 0; k < W / 2; ++k) half[k] = x[2 * k] + x[2 * k + 1];
-    return tree_sum<W / 2>(half);
-  }
 }
 
 template <int W, class A>

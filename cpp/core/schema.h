@@ -38,6 +38,10 @@ struct Name<bool> {
   static constexpr std::string_view value = "bool";
 };
 template <>
+struct Name<std::optional<ScalarType>> {
+  static constexpr std::string_view value = "ScalarType?";
+};
+template <>
 struct Name<std::string> {
   static constexpr std::string_view value = "str";
 };

@@ -48,6 +48,12 @@ std::optional<DType> dtype_of(const Tensor& tensor) {
   return std::nullopt;
 }
 
+std::optional<DType> dtype_of(ScalarType dtype) {
+  for (DType ours : {DType::f16, DType::bf16, DType::f32, DType::f64})
+    if (scalar_type(ours) == dtype) return ours;
+  return std::nullopt;
+}
+
 ScalarType scalar_type(DType dtype) {
   constexpr ScalarType types[] = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float, ScalarType::Double};
   return types[static_cast<int>(dtype)];

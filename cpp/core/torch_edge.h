@@ -43,6 +43,7 @@ bool same_shape(Shape a, Shape b);
 
 // Our dtype, or nothing for one that the kernels do not take.
 std::optional<DType> dtype_of(const Tensor& tensor);
+std::optional<DType> dtype_of(ScalarType dtype);
 inline bool same_dtype(const Tensor& a, const Tensor& b) { return a.torch_dtype() == b.torch_dtype(); }
 inline bool same_device(const Tensor& a, const Tensor& b) {
   return a.device_type() == b.device_type() && a.get_device_index() == b.get_device_index();

@@ -11,6 +11,7 @@
 // mean of d² - shift²: nothing cancels where shift is small beside the standard deviation. The CUDA kernels of halves take 0
 // for that number up to four deviations from it, which their digits have room for (cuda/norm_forward.cuh).
 #include "core/dtype.h"
+#include "problem/pass.h"
 
 namespace fastops {
 
@@ -61,8 +62,6 @@ struct NormBackward {
   int64_t sums() const { return norm == Norm::layer ? 2 : 1; }
   bool wants_parameters() const { return parameter_grads[0] || parameter_grads[1]; }
 };
-
-enum class Pass { sums, write };
 
 using NormForwardCpu = void(const NormForward&, int64_t row_begin, int64_t row_end);
 using NormBackwardCpu = void(const NormBackward&, int64_t chunk_begin, int64_t chunk_end);

@@ -33,7 +33,6 @@ struct Parameter {
     return room;
   }
 
- private:
   // For half types in their order, NaNs with the bits that store_pair asks for.
   template <class Part>
   static FASTOPS_INLINE unit_t<T> in_lanes(const A* p, Part part) {

@@ -365,7 +365,7 @@ FASTOPS_INLINE V product(V a, V b) {
   return p;
 }
 
-// ---- sums of lanes -----------------------------------------------------------------------------------------------
+// ---- sums of lanes, and greatest lanes ---------------------------------------------------------------------------
 
 template <int... I>
 struct indices {};
@@ -383,34 +383,45 @@ constexpr int half_group(int lane) {
   return k / Groups * Lanes + k % Groups * group + Half * (group / 2) + lane % (group / 2);
 }
 
-template <int Groups, class V, int... I>
-FASTOPS_INLINE V add_halves(V a, V b, indices<I...>) {
+template <int Groups, class F, class V, int... I>
+FASTOPS_INLINE V join_halves(F join, V a, V b, indices<I...>) {
   constexpr int n = sizeof...(I);
-  return __builtin_shufflevector(a, b, half_group<n, Groups, 0>(I)...) +
-         __builtin_shufflevector(a, b, half_group<n, Groups, 1>(I)...);
+  return join(__builtin_shufflevector(a, b, half_group<n, Groups, 0>(I)...),
+              __builtin_shufflevector(a, b, half_group<n, Groups, 1>(I)...));
 }
 
-// Lane k of the result is the sum of the lanes of v[k], added in a fixed tree: halves onto each other. Overwrites v.
-template <class V, int Groups = 1>
-FASTOPS_INLINE V sum_lanes_of_each(V* v) {
+// Lane k of the result is what the lanes of v[k] come to, joined in a fixed tree: halves with each other. Overwrites v.
+template <int Groups = 1, class F, class V>
+FASTOPS_INLINE V join_lanes_of_each(F join, V* v) {
   constexpr int n = sizeof(V) / sizeof(V{}[0]);
   if constexpr (Groups == n) {
     return v[0];
   } else {
     for (int k = 0; k < n / Groups / 2; ++k)
-      v[k] = add_halves<Groups>(v[2 * k], v[2 * k + 1], typename make_indices<n>::type{});
-    return sum_lanes_of_each<V, 2 * Groups>(v);
+      v[k] = join_halves<Groups>(join, v[2 * k], v[2 * k + 1], typename make_indices<n>::type{});
+    return join_lanes_of_each<2 * Groups>(join, v);
   }
 }
 
 // The same tree for one vector.
-template <class V, int Groups = 1>
-FASTOPS_INLINE auto sum_lanes(V v) {
+template <int Groups = 1, class F, class V>
+FASTOPS_INLINE auto join_lanes(F join, V v) {
   constexpr int n = sizeof(V) / sizeof(v[0]);
   if constexpr (Groups == n)
     return v[0];
   else
-    return sum_lanes<V, 2 * Groups>(add_halves<Groups>(v, v, typename make_indices<n>::type{}));
+    return join_lanes<2 * Groups>(join, join_halves<Groups>(join, v, v, typename make_indices<n>::type{}));
+}
+
+struct plus {
+  template <class V>
+  FASTOPS_INLINE V operator()(V a, V b) const {
+    return a + b;
+  }
+};
+template <class V>
+FASTOPS_INLINE auto sum_lanes(V v) {
+  return join_lanes(plus{}, v);
 }
 
 // ---- choice of type at run time ----------------------------------------------------------------------------------

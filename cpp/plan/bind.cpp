@@ -17,6 +17,7 @@
 #include "plan/norm_backward.h"
 #include "plan/norm_forward.h"
 #include "plan/pointwise.h"
+#include "plan/row.h"
 
 namespace nb = nanobind;
 
@@ -177,6 +178,55 @@ nb::dict plan_norm_backward(const std::string& norm, const std::string& dtype, c
   return found;
 }
 
+// ---- the row engine -------------------------------------------------------------------------------------------------
+
+nb::list row_rules() {
+  nb::list list;
+  for (const row::Rule& rule : row::kRules) {
+    nb::dict line;
+    line["op"] = names_of(rule.ops, row::kOpNames, 0);
+    line["up to"] = rule.up_to;
+    line["team"] = kTeamNames[static_cast<int>(rule.team.team)];
+    line["threads"] = rule.team.threads;
+    line["each"] = rule.team.each;
+    line["shares"] = rule.shares;
+    line["why"] = rule.why;
+    nb::list schedules;
+    for (const row::Schedule& schedule : rule.schedules) {
+      nb::dict one;
+      one["blocks each"] = schedule.blocks_each;
+      one["blocks"] = schedule.blocks;
+      one["kernel"] = row::kPartsNames[static_cast<int>(schedule.parts)];
+      schedules.append(one);
+    }
+    line["schedules"] = schedules;
+    list.append(line);
+  }
+  return list;
+}
+
+nb::dict plan_row(const std::string& op, const std::string& read, const std::string& written, int64_t rows, int64_t n,
+                  const CardFacts& card) {
+  check_sizes({rows, n});
+  for (size_t k = 0; k < std::size(row::kOpNames); ++k) {
+    if (op != row::kOpNames[k]) continue;
+    const row::Plan plan = row::plan({row::Ops{1} << k, dtype_of(read), dtype_of(written), n}, rows, card_of(card));
+    nb::dict found;
+    found["rule"] = plan.rule;
+    found["team"] = kTeamNames[static_cast<int>(plan.order.team)];
+    found["threads"] = plan.order.threads;
+    found["each"] = plan.order.each;
+    found["parts"] = plan.order.blocks;
+    found["shares"] = plan.shares;
+    found["blocks"] = plan.blocks;
+    found["kernel"] = row::kPartsNames[static_cast<int>(plan.parts)];
+    found["teams"] = plan.teams;
+    found["why"] = plan.of().why;
+    return found;
+  }
+  throw std::invalid_argument("[plan] no row operator is called '" + op + "'");
+}
+
 // ---- the others ------------------------------------------------------------------------------------------------------
 
 nb::list pointwise_rules() {
@@ -285,6 +335,7 @@ nb::dict rules() {
   nb::dict all;
   all["norm_forward"] = rules_of(norm_forward::kRules);
   all["norm_backward"] = rules_of(norm_backward::kRules);
+  all["row"] = row_rules();
   all["pointwise"] = pointwise_rules();
   all["linear_bias"] = bias_rules();
   all["linear_forward"] = epilogue_rules(linear::kForward);
@@ -302,6 +353,8 @@ void bind(nb::module_& m) {
         nb::arg("residual"), nb::arg("rows"), nb::arg("n"), nb::arg("card"), "What runs for a norm's rows.");
   m.def("plan_norm_backward", &plan_norm_backward, nb::arg("norm"), nb::arg("dtype"), nb::arg("parameter"),
         nb::arg("residual"), nb::arg("rows"), nb::arg("n"), nb::arg("card"), "What runs for the gradients.");
+  m.def("plan_row", &plan_row, nb::arg("op"), nb::arg("read"), nb::arg("written"), nb::arg("rows"), nb::arg("n"),
+        nb::arg("card"), "What runs for a row operator's rows.");
   m.def("plan_pointwise", &plan_pointwise, nb::arg("contiguous"), nb::arg("aligned"), nb::arg("elements"),
         "The number of the rule.");
   m.def("plan_bias", &plan_bias, nb::arg("dtype"), nb::arg("rows"), nb::arg("features"), nb::arg("outputs"),

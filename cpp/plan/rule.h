@@ -84,10 +84,12 @@ constexpr int64_t units_of(const Row& row, Access access) {
 //   warps: as many warps as have `each` units a lane.
 //   block: all threads of a block, which walks over the row.
 //   cluster: as many blocks as have `each` units a thread.
-//   cluster2: likewise, the power of two that is enough.
+//   cluster_warps: likewise, of each block as many warps as are enough for its part.
+//   cluster2: as a cluster, the power of two that is enough.
 //   cluster2_warps: likewise, of each block as many warps as are enough for its part.
-enum class Team : uint8_t { lanes, warps, block, cluster, cluster2, cluster2_warps };
-constexpr const char* kTeamNames[] = {"lanes", "warps", "block", "cluster", "cluster2", "cluster2_warps"};
+enum class Team : uint8_t { lanes, warps, block, cluster, cluster_warps, cluster2, cluster2_warps };
+constexpr const char* kTeamNames[] = {"lanes",         "warps",    "block",         "cluster",
+                                      "cluster_warps", "cluster2", "cluster2_warps"};
 struct TeamOf {
   Team team;
   int threads, each;
@@ -96,6 +98,7 @@ constexpr TeamOf lanes(int threads, int each) { return {Team::lanes, threads, ea
 constexpr TeamOf warps(int each) { return {Team::warps, 0, each}; }
 constexpr TeamOf block(int threads) { return {Team::block, threads, 0}; }
 constexpr TeamOf cluster(int threads, int each) { return {Team::cluster, threads, each}; }
+constexpr TeamOf cluster_warps(int threads, int each) { return {Team::cluster_warps, threads, each}; }
 constexpr TeamOf cluster2(int threads, int each) { return {Team::cluster2, threads, each}; }
 constexpr TeamOf cluster2_warps(int threads, int each) { return {Team::cluster2_warps, threads, each}; }
 
@@ -110,10 +113,11 @@ struct SumOrder {
 constexpr int kWarp = 32;
 constexpr SumOrder sum_order(Access access, const TeamOf& of, int64_t units) {
   SumOrder order{access, of.team, of.threads, of.each, 1};
-  if (of.team == Team::cluster) order.blocks = ceil_div(units, int64_t{of.threads} * of.each);
+  if (of.team == Team::cluster || of.team == Team::cluster_warps)
+    order.blocks = ceil_div(units, int64_t{of.threads} * of.each);
   if (of.team == Team::cluster2 || of.team == Team::cluster2_warps)
     while (order.blocks * of.threads * of.each < units) order.blocks *= 2;
-  if (of.team == Team::warps || of.team == Team::cluster2_warps)
+  if (of.team == Team::warps || of.team == Team::cluster_warps || of.team == Team::cluster2_warps)
     order.threads = static_cast<int>(ceil_div(ceil_div(units, order.blocks), int64_t{of.each} * kWarp) * kWarp);
   return order;
 }

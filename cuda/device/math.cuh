@@ -23,6 +23,19 @@ __device__ inline int64 quotient(int64 a, int64 b) {
   return (a | b) >> 32 ? a / b : static_cast<unsigned>(a) / static_cast<unsigned>(b);
 }
 
+// Sum of W numbers as a tree.
+template <int W, class A>
+__device__ inline A tree_sum(const A (&x)[W]) {
+  if constexpr (W == 1) {
+    return x[0];
+  } else {
+    A half[W / 2];
+#pragma unroll
+    for (int k = 0; k < W / 2; ++k) half[k] = x[2 * k] + x[2 * k + 1];
+    return tree_sum(half);
+  }
+}
+
 // 1 / (1 + e^-x) from e^-|x|, which cannot overflow.
 template <class A>
 __device__ inline A sigmoid(A x) {

@@ -1,0 +1,19 @@
+#pragma once
+// Exponentials of what is not above 0, raised so that no f32 result is denormal: those are slow.
+#include "kernels/math.h"
+
+namespace fastops::FASTOPS_ISA {
+
+// e^x for x <= 0 times 2^64 in f32, a normal number even where e^x is none, for a result that is rounded to R.
+template <class R>
+FASTOPS_INLINE vf32 exp_raised(vf32 x) {
+  return exp_up<sizeof(R) == 2>(at_least(x, -104.0f));
+}
+template <class R>
+FASTOPS_INLINE vf64 exp_raised(vf64 x) {
+  return exp(x);
+}
+template <class A>
+constexpr A kLower = sizeof(A) == 4 ? A(kDown) : A(1);
+
+}  // namespace fastops::FASTOPS_ISA

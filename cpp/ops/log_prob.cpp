@@ -1,0 +1,32 @@
+// log_prob: the logarithm of a class's probability by logits, and the entropy of all
+#include "host/likelihood.h"
+
+namespace fastops::ops {
+
+ThreeTensors log_prob(const Tensor& input, const Tensor& target, int64_t ignore_index, double scale,
+                      std::optional<double> softcap, bool entropy) {
+  if (!likelihood_takes(input))
+    return call<ThreeTensors>("fastops::log_prob_reference", input, target, ignore_index, scale, softcap, entropy);
+  return log_prob_forward("log_prob", input, target, {ignore_index, scale, softcap}, entropy);
+}
+
+Tensor log_prob_backward(const Tensor& grad, const OptionalTensor& grad_entropy, const Tensor& input,
+                         const Tensor& target, const Tensor& lse, const Tensor& entropy, int64_t ignore_index,
+                         double scale, std::optional<double> softcap) {
+  if (!likelihood_takes(input))
+    return call<Tensor>("fastops::log_prob_backward_reference", grad, grad_entropy, input, target, lse, entropy,
+                        ignore_index, scale, softcap);
+  return fastops::log_prob_backward("log_prob_backward", grad, grad_entropy, input, target, lse, entropy,
+                                    {ignore_index, scale, softcap});
+}
+
+FASTOPS_OP("log_prob",
+           "(Tensor input, Tensor target, int ignore_index=-100, float scale=1.0, float? softcap=None, "
+           "bool entropy=False) -> (Tensor, Tensor, Tensor)",
+           log_prob);
+FASTOPS_OP("log_prob_backward",
+           "(Tensor grad, Tensor? grad_entropy, Tensor input, Tensor target, Tensor lse, Tensor entropy, "
+           "int ignore_index=-100, float scale=1.0, float? softcap=None) -> Tensor",
+           log_prob_backward);
+
+}  // namespace fastops::ops

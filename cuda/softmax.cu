@@ -1,0 +1,149 @@
+// softmax: e^(u - max) / Σ e^(u - max) of u = scale·x, its logarithm u - max - log Σ, and their gradients.
+#include "engine/row/launch.cuh"
+#include "engine/row/online.cuh"
+
+namespace fastops::FASTOPS_ARCH {
+namespace {
+
+template <class T, class R>
+struct Forward {
+  using In = T;
+  using Out = R;
+  using Accumulate = accumulate_t<T>;
+  using A = Accumulate;
+  using Sum = OnlineSum<A>;
+  static constexpr plan::row::Ops kOp = plan::row::kSoftmax;
+  static constexpr int kInputs = 1, kWidth = kRowWidth<T, R>;
+  struct Row {
+    static constexpr bool skip = false;
+    const T* input[1];
+    R* output;
+  };
+  struct State {
+    A max, term;  // 1 / Σ, or log Σ
+  };
+
+  bool log;
+  int64_t n;
+  RowsOf<T> input;
+  R* output;
+  Exponent<A, sizeof(R) == 2> exponent;
+
+  explicit Forward(const Softmax& a)
+      : log(a.log), n(a.n), input(a.input), output(static_cast<R*>(a.output)), exponent(a.scale) {}
+
+  __device__ Row row(int64_t r) const { return {{input.at(r)}, output + r * n}; }
+  __device__ Sum zero() const { return {exponent.kNone, 0}; }
+  __device__ Sum merge(const Sum& a, const Sum& b) const { return exponent.merge(a, b); }
+  __device__ void add(Sum& sum, const A (&x)[1][kWidth], int64_t) const { exponent.add(sum, x[0]); }
+  __device__ A padding() const { return exponent.padding(); }
+  __device__ State finish(const Row&, const Sum& sum, int64_t, bool) const {
+    return {sum.max, log ? ::log(sum.sum) : 1 / sum.sum};
+  }
+  __device__ void write(const A (&x)[1][kWidth], const Row&, const State& of, int64_t, A (&y)[kWidth]) const {
+    if (log) {
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) y[k] = exponent.difference(x[0][k], of.max) - of.term;
+    } else {
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) y[k] = exponent.power(x[0][k], of.max) * of.term;
+    }
+  }
+};
+
+template <class T, class R>
+struct Backward {
+  using In = T;
+  using Out = R;
+  using Accumulate = accumulate_t<T>;
+  using A = Accumulate;
+  static constexpr plan::row::Ops kOp = plan::row::kSoftmaxBackward;
+  static constexpr int kInputs = 2, kWidth = kRowWidth<T, R>;
+  struct Sum {
+    A sum;
+  };
+  struct Row {
+    static constexpr bool skip = false;
+    const T* input[2];
+    R* output;
+  };
+  using State = A;
+
+  bool log;
+  int64_t n;
+  RowsOf<T> grad, output;
+  R* grad_input;
+  A scale;
+  Exponent<A, sizeof(R) == 2> exponent;
+
+  explicit Backward(const SoftmaxBackward& a)
+      : log(a.log),
+        n(a.n),
+        grad(a.grad),
+        output(a.output),
+        grad_input(static_cast<R*>(a.grad_input)),
+        scale(static_cast<A>(a.scale)),
+        exponent(1) {}
+
+  __device__ Row row(int64_t r) const { return {{grad.at(r), output.at(r)}, grad_input + r * n}; }
+  __device__ Sum zero() const { return {0}; }
+  __device__ Sum merge(const Sum& a, const Sum& b) const { return {a.sum + b.sum}; }
+  __device__ A padding() const { return 0; }
+  __device__ void add(Sum& sum, const A (&x)[2][kWidth], int64_t) const {
+    A terms[kWidth];
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) terms[k] = log ? x[0][k] : x[0][k] * x[1][k];
+    sum.sum += device::tree_sum(terms);
+  }
+  __device__ State finish(const Row&, const Sum& sum, int64_t, bool) const { return sum.sum; }
+  __device__ void write(const A (&x)[2][kWidth], const Row&, const State& sum, int64_t, A (&y)[kWidth]) const {
+    if (log) {
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) y[k] = scale * fma(-exponent.power(x[1][k]), sum, x[0][k]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) y[k] = scale * (x[1][k] * (x[0][k] - sum));
+    }
+  }
+};
+
+// f(tag<T>, tag<R>): what is read and what is written, the same or a half type and f32.
+template <class F>
+int dispatch_pair(DType read, DType written, F f) {
+  return dispatch(read, [&](auto t) -> int {
+    using T = typename decltype(t)::type;
+    if constexpr (sizeof(T) == 2) {
+      if (written == DType::f32) return f(t, tag<float>{});
+    } else if constexpr (sizeof(T) == 4) {
+      if (written == DType::f16) return f(t, tag<device::f16>{});
+      if (written == DType::bf16) return f(t, tag<device::bf16>{});
+    }
+    return f(t, t);
+  });
+}
+
+}  // namespace
+
+int softmax(const Softmax& a, void* stream) {
+  return dispatch_pair(a.dtype, a.result, [&](auto t, auto r) -> int {
+    using T = typename decltype(t)::type;
+    using R = typename decltype(r)::type;
+    if constexpr (sizeof(R) >= sizeof(T))
+      return launch_rows(Forward<T, R>(a), {Forward<T, R>::kOp, a.dtype, a.result, a.n}, a.rows, {a.input}, a.output,
+                         static_cast<cudaStream_t>(stream));
+    return cudaErrorInvalidValue;
+  });
+}
+
+int softmax_backward(const SoftmaxBackward& a, void* stream) {
+  return dispatch_pair(a.dtype, a.result, [&](auto t, auto r) -> int {
+    using T = typename decltype(t)::type;
+    using R = typename decltype(r)::type;
+    if constexpr (sizeof(R) <= sizeof(T))
+      return launch_rows(Backward<T, R>(a), {Backward<T, R>::kOp, a.dtype, a.result, a.n}, a.rows, {a.grad, a.output},
+                         a.grad_input, static_cast<cudaStream_t>(stream));
+    return cudaErrorInvalidValue;
+  });
+}
+
+}  // namespace fastops::FASTOPS_ARCH
