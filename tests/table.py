@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastops.cases import CASES, Case, Make, Sample
+from fastops.selftest.accuracy import is_learnable
 
 every_case = pytest.mark.parametrize("case", CASES)
 every_sample = pytest.mark.parametrize(
@@ -23,7 +24,7 @@ every_small_sample = pytest.mark.parametrize(
 
 @dataclass(frozen=True)
 class Function:
-    """One sample's function of its tensors alone: ours, and the plain composition."""
+    """One sample's function of what is differentiated alone: ours, and the plain composition."""
 
     tensors: tuple[Tensor, ...]
     ours: Callable[..., Any]
@@ -32,7 +33,7 @@ class Function:
 
 def function_of(case: Case, sample: Sample, device: torch.device, dtype: torch.dtype = torch.float64) -> Function:
     args = sample.args(device, dtype)
-    positions = [k for k, a in enumerate(args) if isinstance(a, Tensor)]
+    positions = [k for k, a in enumerate(args) if is_learnable(a)]
 
     def of_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*tensors: Tensor) -> Any:

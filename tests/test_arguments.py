@@ -18,6 +18,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "add_layer_norm": {"input": X, "residual": X, "normalized_shape": (8,)},
     "add_rms_norm": {"input": X, "residual": X, "normalized_shape": (8,)},
     "axpby": {"x": X, "y": X},
+    "cross_entropy": {"input": X, "target": torch.tensor([0, 7, 2])},
     "layer_norm": {"input": X, "normalized_shape": (8,)},
     "linear": {"input": X, "weight": torch.randn(4, 8)},
     "lltm": {
@@ -27,12 +28,16 @@ RIGHT: dict[str, dict[str, Any]] = {
         "old_h": torch.randn(2, 4),
         "old_cell": torch.randn(2, 4),
     },
+    "log_prob": {"input": X, "target": torch.tensor([0, 7, 2])},
+    "log_softmax": {"input": X, "dim": -1},
     "relu": {"input": X},
     "rms_norm": {"input": X, "normalized_shape": (8,)},
     "sigmoid": {"input": X},
+    "softmax": {"input": X, "dim": -1},
     "square": {"input": X},
 }
-OPTIONAL = ("weight", "bias", "eps", "activation")  # of which None is right
+NUMBERS = ("alpha", "beta", "eps", "label_smoothing", "scale", "softcap", "weight_offset", "z_loss")
+OPTIONAL = ("weight", "bias", "eps", "activation", "dtype", "softcap")  # of which None is right
 
 
 def parameters() -> list[tuple[str, str]]:
@@ -62,20 +67,20 @@ def test_a_wrong_type_is_named(
         pytest.skip("torch multiplies no float8 matrices here")
     right = {
         key: value.to(device, dtype).detach().requires_grad_(way is plainly)
-        if isinstance(value, torch.Tensor)
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
         else value
         for key, value in RIGHT[op].items()
     }
     wrong: list[Any] = [[1.0], np.ones(8), "text", object(), 1j]
-    if name in ("alpha", "beta", "eps", "weight_offset"):  # of a tensor the gradient would be lost
+    if name in NUMBERS:  # of a tensor the gradient would be lost
         wrong += [torch.tensor(1.0, requires_grad=True), torch.tensor(0.0), torch.ones(8)]
     if name not in OPTIONAL:
         wrong.append(None)
     for value in wrong:
         if name == "normalized_shape" and not isinstance(value, (type(None), object)):
             continue
-        if name in ("activation",) and isinstance(value, str):
-            continue  # a ValueError, of tests/test_messages.py
+        if name in ("activation", "reduction") and isinstance(value, str):
+            continue  # a ValueError, of tests/test_messages.py and tests/ops/test_cross_entropy.py
         with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
             way(lambda value=value: getattr(fastops, op)(**{**right, name: value}))  # type: ignore[misc]
         text = str(caught.value)

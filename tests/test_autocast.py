@@ -38,6 +38,18 @@ PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[tuple[int, 
         lambda x, w: F.rms_norm(x, (8,), w),
         ((5, 8), (8,)),
     ),
+    "softmax": (lambda x: fastops.softmax(x, -1), lambda x: F.softmax(x, -1), ((5, 8),)),
+    "softmax to a dtype": (
+        lambda x: fastops.softmax(x, 0, torch.bfloat16),
+        lambda x: F.softmax(x, 0, dtype=torch.bfloat16),
+        ((5, 8),),
+    ),
+    "cross_entropy": (
+        lambda x: fastops.cross_entropy(x, torch.arange(5, device=x.device)),
+        lambda x: F.cross_entropy(x, torch.arange(5, device=x.device)),
+        ((5, 8),),
+    ),
+    "log_softmax": (lambda x: fastops.log_softmax(x, 0), lambda x: F.log_softmax(x, 0), ((5, 8),)),
     "add_layer_norm": (
         lambda x, r, w, b: fastops.add_layer_norm(x, r, (8,), w, b)[0],
         lambda x, r, w, b: F.layer_norm(x + r, (8,), w, b),

@@ -177,7 +177,7 @@ def test_inductor_with_dynamic_shapes(device: torch.device) -> None:
         y = fastops.rms_norm(y, (x.shape[-1],), g, 1e-6, weight_offset=1.0)
         y, r = fastops.add_layer_norm(y, x, (x.shape[-1],), g, g)
         y, r = fastops.add_rms_norm(y, r, (x.shape[-1],), g)
-        y = y + r
+        y = y + fastops.log_softmax(r, 0) + fastops.softmax(r, -1, scale=2.0)
         h = fastops.linear(y, w, b, "gelu") + fastops.linear(y, w, b, "relu")
         h = fastops.axpby(fastops.square(h), fastops.relu(h), 3.0, -1.0)
         new_h, new_cell = fastops.lltm(y, gates, gate_bias, h, fastops.sigmoid(h))
@@ -189,7 +189,7 @@ def test_inductor_with_dynamic_shapes(device: torch.device) -> None:
         y = op["rms_norm"](y, (x.shape[-1],), g, 1e-6, weight_offset=1.0)
         y, r = op["add_layer_norm"](y, x, (x.shape[-1],), g, g)
         y, r = op["add_rms_norm"](y, r, (x.shape[-1],), g)
-        y = y + r
+        y = y + op["log_softmax"](r, 0) + op["softmax"](r, -1, scale=2.0)
         h = op["linear"](y, w, b, "gelu") + op["linear"](y, w, b, "relu")
         h = 3 * h * h - op["relu"](h)
         new_h, new_cell = op["lltm"](y, gates, gate_bias, h, torch.sigmoid(h))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -84,6 +85,46 @@ def test_rows_beyond(device: torch.device, large: Tensor, norm: Norm) -> None:
     last = [g[-2:] for g in grads], [s[-2:].contiguous() for s in statistics]
     (expected, *_) = backward(norm, *last[0], kept[-2:], *last[1], needs=(True, False, False))
     assert torch.equal(grad_input[-2:], expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_softmax_beyond(device: torch.device, large: Tensor, name: str, dim: int) -> None:
+    """The last rows and the last columns are those of these alone, forward and backward."""
+    forward, backward = (getattr(torch.ops.fastops, f"{name}{which}") for which in ("", "_backward"))
+    n = 4096
+    x = large[3:].view(-1, n) if dim else large[3:].view(n, -1)
+    last = (slice(-2, None), slice(None)) if dim else (slice(None), slice(-2, None))
+    x[last] = torch.randn(x[last].shape, device=device).bfloat16()
+    y = forward(x, dim)
+    assert torch.equal(y[last], forward(x[last], dim))
+    assert torch.equal(backward(x, y, dim)[last], backward(x[last], y[last], dim))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("classes", [4096, 2**31])
+def test_losses_beyond(device: torch.device, large: Tensor, classes: int) -> None:
+    """The last rows' loss and gradient are those of these rows alone; of one row, of classes beyond 2^31, torch's."""
+    ops = torch.ops.fastops
+    if classes == 2**31:
+        x, target = large[None], torch.tensor([large.numel() - 1], device=device)
+        loss, lse, total = ops.cross_entropy(x, target, None, 0)
+        expected = math.log(large.numel() + sum(math.expm1(v) for v in VALUES)) - VALUES[-1]
+        assert lse.item() - VALUES[-1] == pytest.approx(expected, rel=1e-5)
+        gradient = ops.cross_entropy_backward(loss, None, x, target, lse, total, None, 0)
+        assert gradient[0, -1] == pytest.approx(-loss.item(), rel=1e-2)
+        assert gradient[0, -3].abs() < 1e-6
+        return
+    x = large[3:].view(-1, classes)
+    x[-2:] = torch.randn(2, classes, device=device).bfloat16()
+    target = torch.arange(len(x), device=device) % classes
+    loss, lse, total = ops.cross_entropy(x, target, None, 0)
+    alone = ops.cross_entropy(x[-2:], target[-2:], None, 0)
+    assert torch.equal(loss[-2:], alone[0])
+    gradient = ops.cross_entropy_backward(loss, None, x, target, lse, total, None, 0)
+    expected = ops.cross_entropy_backward(alone[0], None, x[-2:], target[-2:], alone[1], total, None, 0)
+    assert torch.equal(gradient[-2:], expected)
 
 
 @pytest.mark.slow

@@ -201,12 +201,20 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
         lambda: raw.lltm_cell_backward(r(3, 4), r(3, 5), r(3, 15), r(15), r(3, 5), True),
         "[lltm_cell_backward] grad_h must have old_cell's shape [3, 5], got [3, 4]",
     ),
+    (lambda: fastops.softmax(r(3, 4), 5), "[softmax] dim must be -2 to 1 for input's 2 dimensions, got 5"),
+    (lambda: fastops.log_softmax(r(), -2), "[log_softmax] dim must be -1 to 0 for input's 0 dimensions, got -2"),
+    (lambda: raw.softmax(r(3, 4), -3), "[softmax] dim must be -2 to 1 for input's 2 dimensions, got -3"),
+    (lambda: fastops.softmax(r(3).long(), 0), "[softmax] input must be floating point, got torch.int64"),
+    (
+        lambda: fastops.log_softmax(r(3), 0, torch.int32),
+        "[log_softmax] dtype must be floating point, got torch.int32",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("call", "message"), MISTAKES, ids=[message for _, message in MISTAKES])
 def test_message(call: Callable[[], Any], message: str) -> None:
-    with pytest.raises((RuntimeError, ValueError)) as error:
+    with pytest.raises((IndexError, RuntimeError, ValueError)) as error:
         call()
     assert str(error.value) == message
 

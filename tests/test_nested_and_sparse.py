@@ -32,6 +32,15 @@ PAIRS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
         lambda x: F.layer_norm(x + x, (8,), W, B),
     ),
     "add_rms_norm": (lambda x: fastops.add_rms_norm(x, x, (8,), W)[0], lambda x: F.rms_norm(x + x, (8,), W)),
+    "softmax": (lambda x: fastops.softmax(x, -1), lambda x: torch.softmax(x, -1)),
+    "softmax to another dtype": (
+        lambda x: fastops.softmax(x, -1, torch.float64),
+        lambda x: torch.softmax(x, -1, dtype=torch.float64),
+    ),
+    "log_softmax with a scale": (
+        lambda x: fastops.log_softmax(x, -1, scale=2.0),
+        lambda x: torch.log_softmax(2 * x, -1),
+    ),
     "linear": (lambda x: fastops.linear(x, M), lambda x: F.linear(x, M)),
     "linear with relu": (lambda x: fastops.linear(x, M, M[:, 0], "relu"), lambda x: F.relu(F.linear(x, M, M[:, 0]))),
     "linear with gelu": (lambda x: fastops.linear(x, M, None, "gelu"), lambda x: F.gelu(F.linear(x, M))),

@@ -107,6 +107,8 @@ CASES = {
     ),
     "ReLU": Case(lambda **o: nn.ReLU(), lambda **o: torch.nn.ReLU(), ((4, 6),), parameters=False),
     "Sigmoid": Case(lambda **o: nn.Sigmoid(), lambda **o: torch.nn.Sigmoid(), ((4, 6),), parameters=False),
+    "Softmax": Case(lambda **o: nn.Softmax(1), lambda **o: torch.nn.Softmax(1), ((4, 6, 3),), parameters=False),
+    "LogSoftmax": Case(lambda **o: nn.LogSoftmax(-1), lambda **o: torch.nn.LogSoftmax(-1), ((4, 6),), parameters=False),
     "LLTM": Case(lambda **o: nn.LLTM(4, 3, **o), lambda **o: TutorialLLTM(4, 3, **o), ((5, 4), (5, 3), (5, 3))),
 }
 for _name in ("relu", "sigmoid", "gelu", "gelu_tanh", "silu"):
@@ -171,6 +173,7 @@ def test_repr_names_the_activation() -> None:
     expected = "Linear(in_features=7, out_features=5, bias=True, activation='gelu')"
     assert repr(nn.Linear(7, 5, activation="gelu")) == expected
     assert repr(nn.LLTM(4, 3)) == "LLTM(4, 3)"
+    assert repr(nn.Softmax(1, scale=0.5)) == "Softmax(dim=1, scale=0.5)"
 
 
 @each_case_with_parameters
@@ -261,11 +264,9 @@ def test_compile_without_graph_break(case: Case) -> None:
 
 
 def test_modules_are_torchs() -> None:
-    assert issubclass(nn.Linear, torch.nn.Linear)
-    assert issubclass(nn.LayerNorm, torch.nn.LayerNorm)
-    assert issubclass(nn.RMSNorm, torch.nn.RMSNorm)
-    assert issubclass(nn.ReLU, torch.nn.ReLU)
-    assert issubclass(nn.Sigmoid, torch.nn.Sigmoid)
+    for name in nn.__all__:
+        assert issubclass(getattr(nn, name), getattr(torch.nn, name, torch.nn.Module)), name
+    assert [name for name in nn.__all__ if not hasattr(torch.nn, name)] == ["LLTM"]
 
 
 def test_arguments_by_position_are_torchs() -> None:
@@ -299,10 +300,12 @@ def test_lltm_is_initialised_uniformly_within_its_bound() -> None:
             lambda: nn.Linear(2, 2, activation="tanh"),
             r"\[Linear\] activation must be None or one of relu, .*, got 'tanh'",
         ),
+        (lambda: nn.Softmax(None), r"\[Softmax\] dim must be an integer, got NoneType"),
+        (lambda: nn.LogSoftmax(None), r"\[LogSoftmax\] dim must be an integer, got NoneType"),
     ],
 )
 def test_arguments_refused(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         make()
 
 
@@ -316,7 +319,11 @@ REFERENCES: dict[str, tuple[list[tuple[int, ...]], dict[str, Any]]] = {
     "rms_norm": ([(5, 9)], {"normalized_shape": (9,), "weight_offset": 1.0}),
     "add_layer_norm": ([(5, 9), (5, 9)], {"normalized_shape": (9,), "weight_offset": 1.0}),
     "add_rms_norm": ([(5, 9), (5, 9)], {"normalized_shape": (9,)}),
+    "softmax": ([(4, 6)], {"dim": 0, "scale": 2.0}),
+    "log_softmax": ([(4, 6)], {"dim": -1, "scale": -0.5}),
     "lltm": ([(5, 4), (9, 7), (9,), (5, 3), (5, 3)], {}),
+    "cross_entropy": ([(4, 6)], {"target": torch.tensor([0, 5, -100, 2]), "z_loss": 0.1, "return_lse": True}),
+    "log_prob": ([(4, 6)], {"target": torch.tensor([0, 5, -100, 2]), "softcap": 2.0, "entropy": True}),
 }
 
 

@@ -50,6 +50,11 @@ PER_SAMPLE: dict[str, tuple[Any, Any]] = {
         lambda x, w, b: F.gelu(F.linear(x, w * torch.eye(6, dtype=w.dtype), b)),
     ),
     "square of relu": (lambda x, w, b: fastops.square(fastops.relu(x * w + b)), lambda x, w, b: F.relu(x * w + b) ** 2),
+    "softmax": (
+        lambda x, w, b: fastops.softmax(x * w + b, 0, scale=2.0),
+        lambda x, w, b: torch.softmax(2 * (x * w + b), 0),
+    ),
+    "log_softmax": (lambda x, w, b: fastops.log_softmax(x * w + b, -1), lambda x, w, b: F.log_softmax(x * w + b, -1)),
     "sigmoid": (lambda x, w, b: fastops.sigmoid(x * w + b), lambda x, w, b: torch.sigmoid(x * w + b)),
 }
 

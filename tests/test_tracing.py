@@ -29,10 +29,14 @@ MODULES: dict[str, Callable[[], torch.nn.Module]] = {
     "Linear with sigmoid": lambda: nn.Linear(8, 4, activation="sigmoid"),
     "Linear with silu": lambda: nn.Linear(8, 4, activation="silu"),
     "LLTM": lambda: nn.LLTM(8, 5),
+    "LogSoftmax": lambda: nn.LogSoftmax(dim=-1),
+    "LogSoftmax of the first dimension with a scale": lambda: nn.LogSoftmax(0, scale=0.5),
     "RMSNorm": lambda: nn.RMSNorm(8),
     "RMSNorm with an offset": lambda: nn.RMSNorm(8, weight_offset=1.0),
     "ReLU": nn.ReLU,
     "Sigmoid": nn.Sigmoid,
+    "Softmax": lambda: nn.Softmax(dim=-1),
+    "Softmax of the first dimension with a scale": lambda: nn.Softmax(0, scale=0.5),
 }
 
 
@@ -53,6 +57,11 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "add_rms_norm": lambda x, w: fastops.add_rms_norm(x, 2 * x, (8,), w),
     "axpby": lambda x, w: fastops.axpby(x, w, 2.0, beta=3.0),
     "axpby of a constant": lambda x, w: fastops.axpby(torch.ones(8), w),
+    "cross_entropy": lambda x, w: fastops.cross_entropy(x * w, x[:, 0].long() * 0 + 3),
+    "cross_entropy with a softcap": lambda x, w: fastops.cross_entropy(x * w, x[:, 0].long() * 0 + 3, softcap=2.0),
+    "log_prob": lambda x, w: fastops.log_prob(x * w, x[:, 0].long() * 0 + 3),
+    "log_softmax": lambda x, w: fastops.log_softmax(x * w, 1, scale=2.0),
+    "softmax to another dtype": lambda x, w: fastops.softmax(x * w, -1, torch.float64).float(),
     "square": lambda x, w: fastops.square(x * w),
 }
 
@@ -166,6 +175,8 @@ def test_onnx_of_any_batch_by_torchscript(name: str) -> None:
         (torch.nn.RMSNorm, nn.RMSNorm, (8,)),
         (torch.nn.ReLU, nn.ReLU, ()),
         (torch.nn.Sigmoid, nn.Sigmoid, ()),
+        (torch.nn.Softmax, nn.Softmax, (-1,)),
+        (torch.nn.LogSoftmax, nn.LogSoftmax, (0,)),
     ],
 )
 def test_a_module_of_torchs_becomes_ours(torchs: Any, ours: Any, arguments: tuple[int, ...]) -> None:

@@ -21,6 +21,7 @@ _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "int": ("an integer", (int, torch.SymInt)),
     "bool": ("a bool", (bool, torch.SymBool)),
     "str": ("a str", (str,)),
+    "Optional[ScalarType]": ("a torch.dtype or None", (torch.dtype, type(None))),
 }
 
 

@@ -45,6 +45,11 @@ def computes_wide(x: Tensor) -> bool:
         return False
 
 
+def casts_losses(x: Tensor) -> bool:
+    """Whether torch's losses compute in float32 here: under autocast of the CPU too."""
+    return (_compiling() or _any_autocast()) and enabled(x.device.type)
+
+
 def single_precision(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(t.float() if _castable(t) else t for t in tensors)
 

@@ -18,6 +18,7 @@ backward or a batch that a kernel cannot take, comes from the reference too.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import threading
 from collections.abc import Callable, Container
@@ -264,6 +265,7 @@ def _distinct(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 _kept = threading.local()
+_OUT_OF_RANGE = re.compile(r"\[\w+\] target must be 0 to -?\d+ or ignore_index -?\d+, got -?\d+")
 
 
 def keep_error(error: BaseException) -> None:
@@ -278,6 +280,8 @@ def _raise_typed(error: Exception) -> None:
         said = str(kept) or type(kept).__name__  # of an error without a text, such as Ctrl-C's
         if "its message is on stderr" in str(error) or said in str(error):
             raise kept from None
+    if found := _OUT_OF_RANGE.search(str(error)):
+        raise IndexError(found[0]) from None
     if "CUDA out of memory" in str(error) and not isinstance(error, torch.OutOfMemoryError):
         raise torch.OutOfMemoryError(str(error)) from None
 

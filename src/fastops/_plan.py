@@ -38,8 +38,15 @@ _NORMS = {
     "add_layer_norm": ("layer", True),
     "add_rms_norm": ("rms", True),
 }
+# The table's name of an op on the row engine.
+_ROW_OPS = {
+    "softmax": "softmax",
+    "log_softmax": "softmax",
+    "cross_entropy": "likelihood",
+    "log_prob": "likelihood",
+}
 _ELEMENTWISE = ("square", "relu", "sigmoid", "axpby")
-OPS = (*_NORMS, *_ELEMENTWISE, "linear", "lltm")
+OPS = (*_NORMS, *_ROW_OPS, *_ELEMENTWISE, "linear", "lltm")
 # Of a problem, so that no product of its sizes overflows in the extension.
 _MOST_SIZE, _MOST_NUMBERS = 1 << 40, 1 << 50
 # The sizes that a problem is given by, in the order of its text.
@@ -49,6 +56,7 @@ _TEAMS = {
     "warps": "{threads} threads of a block",
     "block": "a block of {threads} threads",
     "cluster": "{blocks} blocks of {threads} threads, a cluster",
+    "cluster_warps": "{blocks} blocks of {threads} threads, a cluster",
     "cluster2": "{blocks} blocks of {threads} threads, a cluster",
     "cluster2_warps": "{blocks} blocks of {threads} threads, a cluster",
 }
@@ -169,6 +177,8 @@ def plan(
         return _on_cpu(op, dtype, size, backward)
     if op in _NORMS:
         found = _norm(op, dtype, parameter or dtype, size, facts, backward)
+    elif op in _ROW_OPS:
+        found = _row(op, dtype, size, facts, backward)
     elif op == "linear":
         found = _linear(dtype, size, facts, backward)
     else:
@@ -207,6 +217,21 @@ def _norm(op: str, dtype: str, parameter: str, size: Sequence[int], facts: Facts
             "columns": "by blocks that read all rows again, by columns",
         }.get(found.get("gather", ""), f"in chunks, then these: {chunks}")
     return table, found["rule"], form["kernel"], details, found["why"]
+
+
+def _row(op: str, dtype: str, size: Sequence[int], facts: Facts, backward: bool) -> _Found:
+    rows, n = size
+    found = _C.plan_row(_ROW_OPS[op] + "_backward" * backward, dtype, dtype, rows, n, facts)
+    by_cluster = found["kernel"] == "parts by cluster"
+    team = "cluster" if by_cluster else "lanes" if found["team"] == "lanes" else "warps"
+    details = {
+        "team": _TEAMS[team].format(**found),
+        "each": f"{found['each']} of 16 bytes a thread",
+        "rows": f"{found['teams']} a block",
+    }
+    if found["parts"] > 1:
+        details["parts"] = f"{found['parts']} of a row, in {found['shares']} shares"
+    return "row", found["rule"], found["kernel"], details, found["why"]
 
 
 def _elementwise(size: Sequence[int]) -> _Found:
@@ -259,13 +284,14 @@ def tables_of(op: str, backward: bool = False) -> dict[str, list[dict[str, Any]]
         "linear": ["linear_bias", f"linear_{direction}"],
         "lltm": ["lltm"],
         **{norm: [f"norm_{direction}"] for norm in _NORMS},
+        **{name: ["row"] for name in _ROW_OPS},
         **{name: ["pointwise"] for name in _ELEMENTWISE},
     }
     if op not in names:
         raise ValueError(f"[plan] op must be one of {', '.join(OPS)}, got {op!r}")
     all_rules = _C.plan_rules()
     return {
-        name: [{"number": number} | rule for number, rule in enumerate(all_rules[name]) if _is_for(rule, op)]
+        name: [{"number": number} | rule for number, rule in enumerate(all_rules[name]) if _is_for(rule, op, backward)]
         for name in names[op]
     }
 
@@ -285,7 +311,9 @@ def text_of(op: str, backward: bool = False) -> str:
     return "\n\n".join(parts)
 
 
-def _is_for(rule: dict[str, Any], op: str) -> bool:
+def _is_for(rule: dict[str, Any], op: str, backward: bool = False) -> bool:
+    if op in _ROW_OPS:
+        return _ROW_OPS[op] + "_backward" * backward in rule["op"]
     if op not in _NORMS:
         return True
     norm, residual = _NORMS[op]
@@ -295,6 +323,8 @@ def _is_for(rule: dict[str, Any], op: str) -> bool:
 def _lines(rule: dict[str, Any], op: str) -> list[dict[str, Any]]:
     if "schedules" not in rule:
         return [{"rule": rule["number"]} | {k: _value(v) for k, v in rule.items() if k != "number"}]
+    if "op" in rule:
+        return _row_lines(rule)
     unit = {"16 bytes": 16, "8 bytes": 8}.get(rule["read by"])
     end = rule["up to"] >= 2**62
     team = rule["team"] if rule["team"] == "warps" else f"{rule['team']} {rule['threads']}"
@@ -319,6 +349,25 @@ def _lines(rule: dict[str, Any], op: str) -> list[dict[str, Any]]:
             "block": schedule.get("block", ""),
             "parameters": {"own": "", None: ""}.get(schedule.get("parameters"), schedule.get("parameters")),
             "rows each": schedule.get("rows each", ""),
+        }
+        lines.append((first if not lines else {}) | line | ({"why": rule["why"]} if not lines else {}))
+    return lines
+
+
+def _row_lines(rule: dict[str, Any]) -> list[dict[str, Any]]:
+    first = {
+        "rule": rule["number"],
+        "row up to": "" if rule["up to"] >= 2**62 else f"{rule['up to']} vectors",
+        "team": rule["team"] if rule["team"] == "warps" else f"{rule['team']} {rule['threads']}",
+        "each": rule["each"],
+    }
+    lines: list[dict[str, Any]] = []
+    for schedule in rule["schedules"]:
+        by_cluster = schedule["kernel"] == "parts by cluster"
+        line = {
+            "kernel": schedule["kernel"],
+            "blocks": (schedule["blocks"] or "a share each") if by_cluster else "",
+            "rows": f"up to {schedule['blocks each']} blocks a multiprocessor" if schedule["blocks each"] else "",
         }
         lines.append((first if not lines else {}) | line | ({"why": rule["why"]} if not lines else {}))
     return lines

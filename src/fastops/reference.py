@@ -15,27 +15,38 @@ from torch import Tensor
 from ._autocast import computes_wide, lower_precision, single_precision
 from ._norm import trailing_dims
 from ._product import check_operands, check_types, product
+from .families.row import row_arguments
 from .ops.add_layer_norm import add_layer_norm_reference
 from .ops.add_rms_norm import add_rms_norm_reference
 from .ops.axpby import axpby_reference
+from .ops.cross_entropy import cross_entropy_reference, of_probabilities
+from .ops.cross_entropy import raw_arguments as cross_entropy_arguments
 from .ops.layer_norm import layer_norm_reference
 from .ops.linear import check_activation, linear_epilogue_reference
 from .ops.lltm import lltm_cell_reference
+from .ops.log_prob import log_prob_reference
+from .ops.log_prob import raw_arguments as log_prob_arguments
+from .ops.log_softmax import log_softmax_reference
 from .ops.relu import relu_reference as relu
 from .ops.rms_norm import rms_norm_reference
 from .ops.sigmoid import sigmoid_reference as sigmoid
+from .ops.softmax import softmax_reference
 from .ops.square import square_reference as square
 
 __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "axpby",
+    "cross_entropy",
     "layer_norm",
     "linear",
     "lltm",
+    "log_prob",
+    "log_softmax",
     "relu",
     "rms_norm",
     "sigmoid",
+    "softmax",
     "square",
 ]
 
@@ -127,3 +138,49 @@ def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: 
     input, weights, bias, old_h, old_cell = lower_precision(input, weights, bias, old_h, old_cell)  # type: ignore[assignment]
     gates = F.linear(torch.cat([old_h, input], 1), weights)
     return lltm_cell_reference(gates, bias.reshape(-1), old_cell)
+
+
+def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None, *, scale: float = 1.0) -> Tensor:
+    """:func:`fastops.softmax` in plain PyTorch."""
+    return softmax_reference(*row_arguments("softmax", input, dim, scale, dtype))
+
+
+def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None, *, scale: float = 1.0) -> Tensor:
+    """:func:`fastops.log_softmax` in plain PyTorch."""
+    return log_softmax_reference(*row_arguments("log_softmax", input, dim, scale, dtype))
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    dtype: torch.dtype | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """:func:`fastops.cross_entropy` in plain PyTorch."""
+    arguments = cross_entropy_arguments(
+        input, target, weight, ignore_index, reduction, label_smoothing, scale, softcap, z_loss, dtype
+    )
+    found = (of_probabilities if target.is_floating_point() else cross_entropy_reference)(*arguments)
+    return found[:2] if return_lse else found[0]
+
+
+def log_prob(
+    input: Tensor,
+    target: Tensor,
+    *,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    ignore_index: int = -100,
+    entropy: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """:func:`fastops.log_prob` in plain PyTorch."""
+    found = log_prob_reference(*log_prob_arguments(input, target, scale, softcap, ignore_index, entropy))
+    return found[:2] if entropy else found[0]

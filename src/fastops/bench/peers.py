@@ -44,6 +44,7 @@ class Library:
     entries: dict[str, Entry]
 
 
+# Liger's cross-entropy is left out: its forward writes the gradient over the logits, which have to serve again.
 # Liger's default writes the input gradient over the incoming one, which has to serve again: hence the last False.
 _LIGER = Library(
     "liger_kernel",
@@ -63,6 +64,7 @@ _LIGER = Library(
             "LigerFusedAddRMSNormFunction.apply",
             lambda x, residual, shape, w, eps: (x, residual, w, eps, 0.0, "llama", False),
         ),
+        "softmax": Entry("liger_kernel.ops", "LigerSoftmaxFunction.apply", lambda x, dim: (x,)),
     },
 )
 
@@ -83,6 +85,8 @@ _QUACK = Library(
             "rmsnorm",
             lambda x, residual, shape, w, eps: (x, w, None, residual, None, None, eps, True),
         ),
+        "softmax": Entry("quack.softmax", "softmax", lambda x, dim: (x,)),
+        "cross_entropy": Entry("quack.cross_entropy", "cross_entropy", lambda x, target: (x, target)),
     },
 )
 

@@ -101,8 +101,8 @@ def make_sets(case: Case, dtype: torch.dtype, device: torch.device, shape: Shape
         args = case.problem(make, *shape)
         if not found:
             with torch.no_grad():
-                shapes = [out.shape for out in as_tuple(case.function(*args))]
-        found.append(InputSet(args, tuple(make(*s) for s in shapes)))
+                outputs = [(out.shape, out.dtype) for out in as_tuple(case.function(*args))]
+        found.append(InputSet(args, tuple(make(*shape, dtype=dtype) for shape, dtype in outputs)))
     return found
 
 

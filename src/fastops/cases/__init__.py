@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import ops, reference
-from . import elementwise, linear, lltm, norms
+from . import elementwise, linear, lltm, losses, norms, rows
 from .case import Bound, Case, RawCall, Sample, bounds
 from .inputs import (
     DTYPES,
@@ -48,10 +48,13 @@ __all__ = [
 ]
 
 # The bounds are the largest errors measured over all samples, ISA levels and paths, rounded up by a quarter to a half.
-# Those of gradients are far above those of kernels where the inputs are hard: sigmoid's saved output next to 1, rows of
-# layer_norm with hardly any spread. Those of the norms' kernels in float64 come from a GPU, over 50021 rows of 7. GEMM
-# libraries add in orders of their own, so that linear and lltm are measured on several and have more room; linear's
-# kernels' own bounds do not. Kernels that return float32 beside half-precision inputs are counted in its ulps.
+# Those of gradients are far above those of kernels where the inputs are hard: sigmoid's and softmax's saved output next
+# to 1, rows of layer_norm with hardly any spread; log_softmax's in float32 is its reference's, of 50257 columns. Those
+# of the norms' kernels in float64 come from a GPU, over 50021 rows of 7. GEMM libraries add in orders of their own, so
+# that linear and lltm are measured on several and have more room; linear's kernels' own bounds do not. Kernels that
+# return float32 beside half-precision inputs are counted in its ulps, but for softmax's and log_softmax's outputs. The
+# losses' gradients have the rounding of lse in e^(u - lse), and their raw ops large weights and scales; cross_entropy's
+# kernels in float64 are off by the sum of 50021 rows, which the CPU adds in eight chains.
 CASES: tuple[Case, ...] = (
     Case(
         name="square",
@@ -183,6 +186,64 @@ CASES: tuple[Case, ...] = (
         formula="(rms_norm(x + r), x + r)",
         gradient="of both outputs in one pass",
         gradient_reads=norms.ADD_RMS_NORM.gradient_reads,
+    ),
+    Case(
+        name="softmax",
+        function=ops.softmax,
+        reference=reference.softmax,
+        plain=rows.softmax,
+        torch_op=torch.softmax,
+        samples=tuple(rows.samples()),
+        raw=rows.raw("softmax"),
+        problem=rows.problem,
+        bounds=bounds(f16=(0.51, 5.5, 0.51), bf16=(0.51, 10, 0.51), f32=(24, 48, 32), f64=(16, 110, 40)),
+        formula="e^(scale·x) / Σ e^(scale·x)",
+        gradient="scale·y·(g - Σ g·y)",
+        gradient_reads=rows.gradient_reads,
+        relative=True,
+    ),
+    Case(
+        name="log_softmax",
+        function=ops.log_softmax,
+        reference=reference.log_softmax,
+        plain=rows.log_softmax,
+        torch_op=torch.log_softmax,
+        samples=tuple(rows.samples()),
+        raw=rows.raw("log_softmax"),
+        problem=rows.problem,
+        bounds=bounds(f16=(0.51, 4.5, 0.51), bf16=(0.51, 4, 0.51), f32=(1.8, 95, 6.5), f64=(1.8, 27, 11)),
+        formula="scale·x - log Σ e^(scale·x)",
+        gradient="scale·(g - e^y·Σ g)",
+        gradient_reads=rows.gradient_reads,
+    ),
+    Case(
+        name="cross_entropy",
+        function=ops.cross_entropy,
+        reference=reference.cross_entropy,
+        plain=losses.cross_entropy,
+        torch_op=F.cross_entropy,
+        samples=tuple(losses.samples(1)),
+        raw=losses.cross_entropy_raw,
+        problem=losses.problem,
+        bounds=bounds(f16=(0.51, 0.51, 0.51), bf16=(0.51, 0.51, 0.51), f32=(1.5, 18, 64), f64=(2, 15, 190)),
+        formula="-log e^x[target] / Σ e^x",
+        gradient="p - [j = target], from the logits and lse alone",
+        gradient_reads=losses.gradient_reads,
+    ),
+    Case(
+        name="log_prob",
+        function=ops.log_prob,
+        reference=reference.log_prob,
+        plain=losses.log_prob,
+        torch_op=losses.torch_log_prob,
+        samples=tuple(losses.samples(-1)),
+        raw=losses.log_prob_raw,
+        problem=losses.problem,
+        bounds=bounds(f16=(0.51, 0.51, 0.51), bf16=(0.51, 0.51, 0.51), f32=(1.5, 16, 42), f64=(1.5, 14, 36)),
+        formula="log e^x[target] / Σ e^x",
+        gradient="[j = target] - p, likewise",
+        gradient_reads=losses.gradient_reads,
+        wide_outputs=True,
     ),
     Case(
         name="lltm",

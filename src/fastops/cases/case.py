@@ -20,6 +20,7 @@ class Sample:
     build: Callable[[Make], tuple[Any, ...]]
     large: bool = False  # too slow for a quick run
     small: bool = False  # small enough for finite differences
+    unlike_torch: bool = False  # torch's own op has other numbers, deliberately
 
     def args(self, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> tuple[Any, ...]:
         return self.build(Make(device, dtype, seed))
@@ -88,6 +89,7 @@ class Case:
     # (args, outputs): what any backward must read beside the incoming gradients. None: every tensor argument.
     gradient_reads: Callable[[tuple[Any, ...], tuple[Tensor, ...]], tuple[Tensor, ...]] | None = None
     dtypes: tuple[torch.dtype, ...] = DTYPES
+    wide_outputs: bool = False  # of float32 for the half types
     in_features: bool = False  # problem() also takes (make, rows, in_features, columns), else as many as columns
 
     @property

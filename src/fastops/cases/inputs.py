@@ -35,6 +35,10 @@ class Make:
         values = torch.randn(shape, generator=self._generator, dtype=torch.float64) * scale + shift
         return values.to(dtype).to(self.device)
 
+    def integers(self, *shape: int, below: int) -> Tensor:
+        """From 0 on, int64."""
+        return torch.randint(below, shape, generator=self._generator).to(self.device)
+
     @property
     def parameter_dtype(self) -> torch.dtype:
         """The other dtype that affine parameters may have: float32 beside the half types."""

@@ -1,10 +1,13 @@
 """The operators as modules, with torch.nn's arguments, initialisation, repr and state_dict keys."""
 
+from .cross_entropy_loss import CrossEntropyLoss
 from .layer_norm import LayerNorm
 from .linear import Linear
 from .lltm import LLTM
+from .log_softmax import LogSoftmax
 from .relu import ReLU
 from .rms_norm import RMSNorm
 from .sigmoid import Sigmoid
+from .softmax import Softmax
 
-__all__ = ["LLTM", "LayerNorm", "Linear", "RMSNorm", "ReLU", "Sigmoid"]
+__all__ = ["LLTM", "CrossEntropyLoss", "LayerNorm", "Linear", "LogSoftmax", "RMSNorm", "ReLU", "Sigmoid", "Softmax"]

@@ -3,23 +3,31 @@
 from .add_layer_norm import add_layer_norm
 from .add_rms_norm import add_rms_norm
 from .axpby import axpby
+from .cross_entropy import cross_entropy
 from .layer_norm import layer_norm
 from .linear import linear
 from .lltm import lltm
+from .log_prob import log_prob
+from .log_softmax import log_softmax
 from .relu import relu
 from .rms_norm import rms_norm
 from .sigmoid import sigmoid
+from .softmax import softmax
 from .square import square
 
 __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "axpby",
+    "cross_entropy",
     "layer_norm",
     "linear",
     "lltm",
+    "log_prob",
+    "log_softmax",
     "relu",
     "rms_norm",
     "sigmoid",
+    "softmax",
     "square",
 ]

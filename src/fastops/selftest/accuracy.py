@@ -7,8 +7,8 @@ Where every result keeps its own digits (``Case.relative``), scale is the truth'
 so that no computation in the dtype could: scale is then at least the root mean square of the truth over the tensor.
 Below the smallest normal number the step no longer shrinks, and scale stays there. Correct rounding has half an ulp.
 
-Where an intermediate is rounded to the input's dtype (``Case.rounds_between``, the product in ``linear``), a result of
-a finer dtype is counted in the input's ulps.
+An output of a finer dtype than the first argument's is counted in that one's ulps. So is a gradient where an
+intermediate is rounded to the input's dtype (``Case.rounds_between``, the product in ``linear``).
 
 What a GEMM library sums of n products in float32 or float64 (``Case.products``) is off by some √n roundings, more in
 one library or on one processor than on another: from 256 products on its ulps are √(n / 256) times as large.
@@ -53,23 +53,32 @@ def ulps(out: Tensor, truth: Tensor, *, relative: bool = False, dtype: torch.dty
 @dataclass(frozen=True)
 class Evaluation:
     outputs: tuple[Tensor, ...]
-    gradients: tuple[Tensor, ...]  # one for each tensor argument
+    gradients: tuple[Tensor, ...]  # one for each floating-point or complex tensor argument
 
 
 def tensors_of(args: tuple[Any, ...]) -> list[Tensor]:
     return [a for a in args if isinstance(a, Tensor)]
 
 
+def is_learnable(x: Any) -> bool:
+    """Whether an argument is differentiated: integers, such as the targets of a loss, are not."""
+    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def learnable(args: tuple[Any, ...]) -> list[Tensor]:
+    return [a for a in args if is_learnable(a)]
+
+
 def evaluate(
     function: Callable[..., Any], args: tuple[Any, ...], grads: tuple[Tensor, ...] | None = None
 ) -> Evaluation:
     """Outputs and gradients; without ``grads`` the incoming gradients are random numbers, the same ones each time."""
-    args = tuple(a.detach().requires_grad_() if isinstance(a, Tensor) else a for a in args)
+    args = tuple(a.detach().requires_grad_() if is_learnable(a) else a for a in args)
     out = function(*args)
     outputs = out if isinstance(out, tuple) else (out,)
     if grads is None:
         grads = incoming_gradients(outputs)
-    gradients = torch.autograd.grad(outputs, tensors_of(args), grads)
+    gradients = torch.autograd.grad(outputs, learnable(args), grads)
     return Evaluation(tuple(o.detach() for o in outputs), gradients)
 
 
@@ -78,9 +87,16 @@ def incoming_gradients(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def wide_copies(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """On the CPU, what is floating point in float64."""
-    tensors = (a.detach().cpu() if isinstance(a, Tensor) else a for a in args)
-    return tuple(a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in tensors)
+    """On the CPU, what is floating point in float64, a dtype that is asked for too."""
+
+    def wide(a: Any) -> Any:
+        if isinstance(a, torch.dtype):
+            return torch.float64 if a.is_floating_point else a
+        if not isinstance(a, Tensor):
+            return a
+        return a.detach().cpu().double() if a.is_floating_point() else a.detach().cpu()
+
+    return tuple(map(wide, args))
 
 
 def truth_of(case: Case, args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Evaluation:
@@ -92,14 +108,14 @@ def truth_of(case: Case, args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> 
 def errors(case: Case, args: tuple[Any, ...], result: Evaluation, truth: Evaluation) -> Iterator[tuple[str, float]]:
     """("forward" or "gradient", ulps) for each output and each gradient."""
 
-    def counted_in(tensor: Tensor) -> torch.dtype:
-        dtypes = (tensor.dtype, args[0].dtype) if case.rounds_between else (tensor.dtype,)
-        return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+    def coarser(dtype: torch.dtype) -> torch.dtype:
+        return max(dtype, args[0].dtype, key=lambda dtype: torch.finfo(dtype).eps)
 
     for out, expected in zip(result.outputs, truth.outputs, strict=True):
-        yield "forward", ulps(out, expected, relative=case.relative, dtype=counted_in(out))
+        yield "forward", ulps(out, expected, relative=case.relative, dtype=coarser(out.dtype))
     for k, (gradient, expected) in enumerate(zip(result.gradients, truth.gradients, strict=True)):
-        error = ulps(gradient, expected, relative=case.relative_gradient, dtype=counted_in(gradient))
+        dtype = coarser(gradient.dtype) if case.rounds_between else gradient.dtype
+        error = ulps(gradient, expected, relative=case.relative_gradient, dtype=dtype)
         if k in case.products and gradient.numel() and gradient.dtype in (torch.float32, torch.float64):
             products = result.outputs[0].numel() * gradient.shape[-1] / gradient.numel()
             error /= max(1.0, math.sqrt(products / 256))

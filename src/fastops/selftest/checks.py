@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..cases import LAYOUTS, RawCall, Sample, expanded
-from .accuracy import errors, evaluate, tensors_of, truth_of, ulps, wide_copies
+from .accuracy import errors, evaluate, is_learnable, tensors_of, truth_of, ulps, wide_copies
 from .poison import NotPoisonedError, unwritten
 from .target import Target
 
@@ -90,7 +90,7 @@ def finite_differences(t: Target) -> Iterator[Outcome]:
         failures = []
         for sample in t.case.small_samples:
             args = tuple(
-                a.detach().requires_grad_() if isinstance(a, Tensor) else a for a in sample.args(t.path.device, t.dtype)
+                a.detach().requires_grad_() if is_learnable(a) else a for a in sample.args(t.path.device, t.dtype)
             )
             try:
                 check(t.function, args)
@@ -132,7 +132,7 @@ def layouts(t: Target) -> Iterator[Outcome]:
             if not isinstance(x, Tensor) or _is_statistic(call, k):
                 continue
             for layout in LAYOUTS:
-                if x.dim() < 2 and layout.__name__ == "transposed":
+                if x.dim() < 2 and (layout.__name__ == "transposed" or not x.dim()):
                     continue
                 laid_out = layout(x)
                 dense = laid_out.contiguous() if layout is expanded else x
@@ -150,7 +150,7 @@ _IN_MEMORY_ORDER = {("relu_mask", 1)}  # results whose bits follow the layout
 def _is_statistic(call: RawCall, k: int) -> bool:
     """What a forward made for its backward is always contiguous."""
     schema = getattr(torch.ops.fastops, call.op).default._schema
-    return schema.arguments[k].name in ("statistics", "rstd")
+    return schema.arguments[k].name in ("statistics", "rstd", "lse", "total", "entropy")
 
 
 def repeatable(t: Target) -> Iterator[Outcome]:

@@ -1,0 +1,132 @@
+"""Inputs of the row operators, and their formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .case import RawCall, Sample
+from .inputs import LAYOUTS, SIZES, Layout, Make, channels_last, row_slice, stepped, transposed
+
+
+def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
+    e = torch.exp(_below_largest(input, dim, dtype, scale))
+    return e / e.sum(dim, keepdim=True)
+
+
+def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
+    z = _below_largest(input, dim, dtype, scale)
+    return z - torch.log(torch.exp(z).sum(dim, keepdim=True))
+
+
+def _below_largest(input: Tensor, dim: int, dtype: torch.dtype | None, scale: float) -> Tensor:
+    z = (input if dtype is None else input.to(dtype)) * scale
+    # What is taken out has no derivative: autograd would send the largest the rounding of all others'.
+    return z - z.amax(dim, keepdim=True).detach() if z.numel() else z
+
+
+def samples() -> Iterator[Sample]:
+    def sample(
+        name: str,
+        *shape: int,
+        dim: int = -1,
+        scale: float = 2.0,
+        shift: float = 0.0,
+        layout: Layout | None = None,
+        wide: bool = False,
+        change: Callable[[Tensor], Tensor] = lambda x: x,
+        **flags: bool,
+    ) -> Sample:
+        def build(make: Make) -> tuple[Any, ...]:
+            x = make(*shape, scale=scale, shift=shift, layout=lambda t: layout(change(t)) if layout else change(t))
+            return (x, dim, make.parameter_dtype) if wide else (x, dim)
+
+        return Sample(name, build, **flags)
+
+    for n in SIZES:
+        yield sample(f"n{n}", 5, n)
+    for n in (2, 192, 769, 1000, 1024, 4096, 5504):
+        yield sample(f"n{n}", 3, n)
+    yield sample("n50257", 3, 50257, large=True)
+    yield sample("n131072", 2, 131072, large=True)
+    yield sample("small", 4, 5, small=True)
+    yield sample("small_first", 3, 4, dim=0, small=True)
+    yield sample("small_middle", 2, 3, 2, dim=1, small=True)
+    yield sample("small_vector", 4, dim=0, small=True)
+    yield sample("0d", dim=0)
+    yield sample("vector", 33)
+    yield sample("one_row", 1, 127)
+    yield sample("no_rows", 0, 16)
+    yield sample("no_rows_inside", 3, 0, 2, dim=0)
+    yield sample("no_columns", 3, 0)
+    yield sample("first", 37, 129, dim=0)
+    yield sample("first_of_one", 1, 7, dim=0)
+    yield sample("middle_of_one", 5, 1, 3, dim=1)
+    yield sample("first_of_short_rows", 257, 3, dim=-2)
+    yield sample("middle", 5, 33, 17, dim=1)
+    yield sample("middle4d", 2, 3, 67, 5, dim=-2)
+    yield sample("heads", 2, 3, 17, 64)
+    yield sample("rows4099", 4099, 61, large=True)
+    yield sample("columns4099", 61, 4099, dim=0, large=True)
+    yield sample("close", 7, 257, scale=1e-4)
+    yield sample("equal", 7, 257, scale=0.0, shift=3.0)
+    yield sample("far", 7, 257, scale=10.0)
+    yield sample("far_below", 7, 257, shift=-1e4)
+    yield sample("values_near_6e4", 7, 257, scale=4.0, shift=6e4)
+    yield sample("minus_infinity", 7, 257, change=_masked)
+    yield sample("minus_infinity_first", 257, 7, dim=0, change=_masked)
+    yield sample("float32", 37, 129, wide=True)
+    yield sample("float32_first", 129, 37, dim=0, wide=True)
+    yield sample("float32_small", 4, 3, wide=True, small=True)
+    yield sample("float32_sliced", 37, 67, wide=True, layout=row_slice)
+    for layout in LAYOUTS:
+        yield sample(layout.__name__, 37, 67, layout=layout)
+        yield sample(f"{layout.__name__}_first", 37, 67, dim=0, layout=layout)
+    yield sample("transposed3d", 3, 17, 129, layout=transposed)  # [B, V, S] with its logits in the middle
+    yield sample("stepped3d", 5, 7, 9, dim=1, layout=stepped)
+    yield sample("channels_last", 2, 5, 3, 7, dim=1, layout=channels_last)
+    yield sample("permuted4d", 3, 4, 5, 6, layout=lambda t: t.permute(2, 0, 3, 1))
+
+
+def _masked(x: Tensor) -> Tensor:
+    """Every third element is -inf, which no row or column is left without a number by."""
+    x.view(-1)[::3] = -torch.inf
+    return x
+
+
+def raw(name: str) -> Callable[[Make, int, int], list[RawCall]]:
+    """Along the last dimension and, of a tensor with one more, along the middle; scaled; the halves to float32."""
+
+    def calls(make: Make, rows: int, n: int) -> list[RawCall]:
+        own, wide = make.dtype, make.parameter_dtype
+        return [
+            *_pair(name, make, (rows, n), own),
+            *_pair(name, make, (rows, n), own, -1, 0.125),
+            *_pair(name, make, (rows, n), own, 1, -1.5),
+            *_pair(name, make, (rows, n, 3), own, 1),
+            *_pair(name, make, (rows, n), wide, -1, 1.0, wide),
+            *_pair(name, make, (rows, n, 2), wide, -2, 2.0, wide),
+        ]
+
+    return calls
+
+
+def _pair(name: str, make: Make, shape: tuple[int, ...], result: torch.dtype, *options: Any) -> list[RawCall]:
+    """A forward, and the backward of the output that it has in plain PyTorch."""
+    coarse = () if result == make.dtype else (0,)
+    forward = RawCall(name, (make(*shape), *options), coarse=coarse)
+    dtype = (make.dtype,) if len(options) == 3 else ()
+    args = (make(*shape, dtype=result), forward.reference()[0], *options[:2], *dtype)
+    return [forward, RawCall(f"{name}_backward", args)]
+
+
+def problem(make: Make, rows: int, n: int) -> tuple[Any, ...]:
+    return make(rows, n, scale=2.0), -1
+
+
+def gradient_reads(args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The output alone."""
+    return outputs

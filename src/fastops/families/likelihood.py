@@ -1,0 +1,131 @@
+"""What cross_entropy and log_prob share: logits, rows that are ignored, and the checks of their arguments.
+
+The plain compositions put 0 in the place of ignored rows *before* anything is computed of them, so that their results
+are 0 and all their derivatives exactly 0, whatever such a row holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._arguments import check_numbers, type_error
+from .._operator import wide
+
+_compiling = torch.compiler.is_dynamo_compiling
+_tracing = torch._C._get_tracing_state
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+class Rows(NamedTuple):
+    """Rows of logits, classes last."""
+
+    kept: Tensor  # whether the row's target is another than ignore_index
+    target: Tensor  # of ignored rows 0
+    logits: Tensor  # u = scale·x, or softcap·tanh(scale·x / softcap); of ignored rows 0
+    slope: Tensor | float  # du/dx
+
+
+def rows_of(op: str, x: Tensor, target: Tensor, ignore_index: int, scale: float, softcap: float | None) -> Rows:
+    """The rows of ``x``, computed in float32 of the half types.
+
+    Of a target that is no class: IndexError on the CPU, NaN on GPUs and where values cannot be looked at.
+    """
+    target = target.long()  # a uint8 compares with an ignore_index below 0 as if that were one too
+    kept = target != ignore_index
+    n = x.shape[-1]
+    in_range = (target >= 0) & (target < n)
+    known = _check_targets(op, target, kept, in_range, n, ignore_index)
+    u = torch.where(kept.unsqueeze(-1), wide(x), 0)
+    if not known:
+        u = u * torch.where(in_range | ~kept, 1.0, torch.nan).to(u.dtype).unsqueeze(-1)
+    return Rows(kept, torch.where(kept & in_range, target, 0), *capped(u, scale, softcap))
+
+
+def capped(x: Tensor, scale: float, softcap: float | None) -> tuple[Tensor, Tensor | float]:
+    """u and du/dx."""
+    u = x if scale == 1.0 else x * scale
+    if softcap is None:
+        return u, scale
+    t = torch.tanh(u / softcap)
+    return t * softcap, scale * (1 - t.square())
+
+
+def _check_targets(op: str, target: Tensor, kept: Tensor, in_range: Tensor, n: int, ignore_index: int) -> bool:
+    """Whether it is known that each target is a class. On the CPU IndexError if one is not."""
+    if _compiling() or _tracing() or type(target) is not Tensor or not target.is_cpu or _wrapped(target):
+        return False
+    wrong = target[kept & ~in_range]
+    if wrong.numel():
+        raise IndexError(
+            f"[{op}] target must be 0 to {n - 1} or ignore_index {ignore_index}, got {wrong.reshape(-1)[0].item()}"
+        )
+    return True
+
+
+def at_target(values: Tensor, target: Tensor) -> Tensor:
+    """Of each row the target's."""
+    # ONNX's own evaluation does not count dimensions from the end.
+    return values.gather(values.dim() - 1, target.unsqueeze(-1)).squeeze(-1)
+
+
+def one_hot(target: Tensor, like: Tensor) -> Tensor:
+    classes = torch.arange(like.shape[-1], device=target.device)
+    return (target.unsqueeze(-1) == classes).to(like.dtype)
+
+
+def statistics_dtype(input: Tensor) -> torch.dtype:
+    return torch.float32 if input.dtype in (torch.float16, torch.bfloat16) else input.dtype
+
+
+def check(op: str, input: Tensor, target: Tensor, dim: int) -> None:
+    """What the C++ host checks, for where it is not asked: the plain composition, meta tensors, tracing."""
+    check_input(op, input)
+    if _tracing():  # sizes are tensors, and a question about one is a warning
+        return
+    shape = list(input.shape)
+    del shape[dim]
+    if list(target.shape) != shape:
+        raise RuntimeError(f"[{op}] target must have shape {shape}, got {list(target.shape)}")
+    if not input.shape[dim] and target.numel():
+        raise RuntimeError(f"[{op}] input must have a class at least, got shape {list(input.shape)}")
+    check_target_dtype(op, target)
+
+
+def check_input(op: str, input: Tensor) -> None:
+    if not input.is_floating_point():
+        raise RuntimeError(f"[{op}] input must be floating point, got {input.dtype}")
+    if not input.dim():
+        raise RuntimeError(f"[{op}] input must have a dimension of classes, got shape []")
+
+
+def check_target_dtype(op: str, target: Tensor) -> None:
+    if target.dtype not in (torch.int64, torch.uint8):
+        raise RuntimeError(f"[{op}] target must have dtype torch.int64 or torch.uint8, got {target.dtype}")
+
+
+def check_options(op: str, ignore_index: Any, softcap: Any, **numbers: Any) -> int:
+    """``ignore_index`` as an integer; the other options have their types and ranges."""
+    check_numbers(op, softcap=softcap, **numbers)
+    for name, value in numbers.items():
+        if value is None:
+            raise type_error(op, name, "a number", value)
+    if softcap is not None and not softcap > 0:
+        raise RuntimeError(f"[{op}] softcap must be greater than 0, got {softcap}")
+    if type(ignore_index) is int:
+        return ignore_index
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, (Integral, torch.SymInt)):
+        raise type_error(op, "ignore_index", "an integer", ignore_index)
+    return int(ignore_index)
+
+
+def without_defaults(options: Sequence[Any], defaults: Sequence[Any]) -> tuple[Any, ...]:
+    """``options`` up to the last that is none of the schema's: each argument of a raw op takes 0.1 to 0.2 us."""
+    count = len(options)
+    while count and not isinstance(options[count - 1], Tensor) and options[count - 1] == defaults[count - 1]:
+        count -= 1
+    return tuple(options[:count])
