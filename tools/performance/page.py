@@ -12,7 +12,7 @@ from tables import NOTHING, Card, named, shape, significant, span, table
 from fastops.bench import plot, records, timing
 
 HERE = Path(__file__).parent
-GPU, CPU = "h200", "epyc"
+GPU, LOSSES_GPU, CPU = "h200", "h100", "epyc"
 GPU_LEVEL = "generic"  # the group of kernels that this card chooses; lines of another are for comparisons
 NORMS = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 ELEMENTWISE = ("square", "relu", "sigmoid", "axpby")
@@ -24,6 +24,15 @@ HALF = "bf16"  # what the GPU's tables are of
 PEERS = ("eager", "compile", "liger", "quack")
 ONE_SIZE = dict.fromkeys((*NORMS, *ELEMENTWISE, "linear"), "8192x4096") | {"lltm": "4096x1024"}
 COLUMNS = tuple((direction, dtype) for direction in DIRECTIONS for dtype in DTYPES)
+# Of the operators on the row engine, a line each: shape and direction.
+ROWS = (
+    *((op, "8192x4096", direction) for op in ("softmax", "log_softmax") for direction in DIRECTIONS),
+    *(
+        ("cross_entropy", size, way)
+        for size in ("16384x32000", "8192x128256")
+        for way in ("forward", "forward+backward")
+    ),
+)
 TIES = 0.01  # of a time; less is noise
 
 fill = functools.partial(textwrap.fill, width=120, break_long_words=False, break_on_hyphens=False)
@@ -36,12 +45,12 @@ def card(root: Path, name: str) -> Card:
 
 def files(root: Path) -> dict[Path, str]:
     """What is generated, by its path in the tree."""
-    gpu, cpu = card(root, GPU), card(root, CPU)
+    gpu, losses, cpu = card(root, GPU), card(root, LOSSES_GPU), card(root, CPU)
     pictured = [r for r in gpu.records if r.op in PICTURED and r.dtype == HALF and r.measure == "call"]
-    return {Path("docs/performance.md"): text(gpu, cpu), Path(f"docs/{GPU}.svg"): plot.drawn(pictured)}
+    return {Path("docs/performance.md"): text(gpu, losses, cpu), Path(f"docs/{GPU}.svg"): plot.drawn(pictured)}
 
 
-def text(gpu: Card, cpu: Card) -> str:
+def text(gpu: Card, losses: Card, cpu: Card) -> str:
     cpu_sizes = dict.fromkeys(shape(r) for r in cpu.chosen() if r.op in NORMS)
     torches = (f"{r.torch} on the {name}" for name, one in (("GPU", gpu), ("CPU", cpu)) for r in one.records)
     page = (HERE / "page.md").read_text(encoding="utf-8")
@@ -60,6 +69,9 @@ def text(gpu: Card, cpu: Card) -> str:
             torches=listed(dict.fromkeys(torches)),
             rounds=timing.ROUNDS,
             table_one=table_one(gpu),
+            losses_card=LOSSES_GPU,
+            LOSSES_CARD=LOSSES_GPU.upper(),
+            table_losses=table_losses(losses),
             table_lengths=table_lengths(gpu),
             table_peers=table_peers(gpu),
             table_cpu=table_cpu(cpu),
@@ -106,6 +118,23 @@ def line_of_one(gpu: Card, op: str, direction: str) -> list[str]:
         *(significant(peer.us) if peer else NOTHING for peer in peers),
         *(significant(r.peak_mb) if r and r.peak_mb else NOTHING for r in (ours, eager)),
     ]
+
+
+def table_losses(gpu: Card) -> str:
+    head = ["", "µs", "share", "eager", "compile", "memory, MB", "eager's, MB"]
+
+    def line(op: str, size: str, direction: str) -> list[str]:
+        ours = gpu.one(op=op, direction=direction, dtype=HALF, shape=size)
+        peers = [gpu.get(ours, name) for name in ("eager", "compile")]
+        return [
+            f"`{op}` {shape(ours)} {direction}",
+            f"**{significant(ours.us)}**",
+            f"{ours.share_of_copy:.2f}",
+            *(significant(peer.us) if peer else NOTHING for peer in peers),
+            *(significant(r.peak_mb) if r and r.peak_mb else NOTHING for r in (ours, peers[0])),
+        ]
+
+    return table(head, (line(*of) for of in ROWS))
 
 
 def table_lengths(gpu: Card) -> str:
