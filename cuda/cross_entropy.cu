@@ -245,7 +245,7 @@ struct Backward {
   __device__ State state(int64_t r, int64_t y) const {
     State of = {};
     A g = grad.data ? number<A>(grad, r) : A(0);
-    if (divisor.data) g /= number<A>(divisor, r);
+    if (divisor.data && g != 0) g /= number<A>(divisor, r);
     if (!targets.is_class(y)) g = NAN;
     of.lse = number<A>(lse, r);
     if (log_prob) {

@@ -215,7 +215,7 @@ struct Backward : Rows<Element, kKind> {
     const int64_t y = a.target[row];
     const bool is_class = this->is_class(y);
     A g = a.grad.data ? number<A>(a.grad, row) : A(0);
-    if (a.divisor.data) g /= number<A>(a.divisor, row);
+    if (a.divisor.data && g != 0) g /= number<A>(a.divisor, row);
     if (!is_class) g = static_cast<A>(__builtin_nan(""));
     const A lse = number<A>(a.lse, row);
     A of_p, of_target, of_log = 0, of_weight = 0;

@@ -4,6 +4,7 @@
 #include "problem/cross_entropy.h"
 
 namespace fastops::FASTOPS_ISA {
+namespace {
 
 // A NaN gets the bits that store_pair asks for.
 template <class A>
@@ -40,4 +41,5 @@ FASTOPS_INLINE void put_number(const RowNumbers& numbers, int64_t row, A x) {
     convert_number(numbers, row, x);
 }
 
+}  // namespace
 }  // namespace fastops::FASTOPS_ISA

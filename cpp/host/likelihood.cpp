@@ -1,5 +1,7 @@
 #include "host/likelihood.h"
 
+#include <cmath>
+
 #include "host/row.h"
 #include "host/row_numbers.h"
 
@@ -100,8 +102,8 @@ struct Given {
         target(as_targets(op, given_target, input, dim)),
         logits(rows_along(input, dim)),
         weights(op, weight, input, input.size(dim), options.label_smoothing != 0) {
-    FASTOPS_CHECK(!options.softcap || *options.softcap > 0, op, "softcap must be greater than 0, got ",
-                  *options.softcap);
+    FASTOPS_CHECK(!options.softcap || (*options.softcap > 0 && std::isfinite(*options.softcap)), op,
+                  "softcap must be finite and greater than 0, got ", *options.softcap);
     FASTOPS_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1, op,
                   "label_smoothing must be 0 to 1, got ", options.label_smoothing);
     FASTOPS_CHECK(logits.n > 0 || target.numel() == 0, op, "input must have a class at least, got shape ",

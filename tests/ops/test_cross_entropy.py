@@ -128,6 +128,64 @@ def test_options(
     assert_as_formula(x, target, options | {"reduction": reduction}, lse="z_loss" in options)
 
 
+@every_dtype
+@every_option
+@pytest.mark.sample(pairs=False)
+def test_long_rows(dtype: torch.dtype, options: dict[str, Any], device: torch.device) -> None:
+    """Of several segments, parts and blocks of a cluster, in some of which all is masked."""
+    x, target, options = made(dtype, device, 3, 70001, options=options)
+    x[1, :40000] = x[2, 40000:] = -torch.inf if options.get("label_smoothing", 0) == 0 else -30
+    if options.get("scale", 1.0) < 0:
+        x = -x
+    target[1:] = torch.tensor([50000, 17], device=device)
+    found = fastops.cross_entropy(x, target, **options, reduction="none", dtype=lse_dtype(dtype), return_lse=True)
+    for ours, truth in zip(
+        found, formula(x.cpu().double(), target.cpu(), **wide(options), reduction="none"), strict=True
+    ):
+        torch.testing.assert_close(ours.cpu().double(), truth, rtol=4e-6, atol=4e-6)
+
+
+def lse_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@every_option
+def test_float32_results_of_halves_are_float32s(
+    dtype: torch.dtype, options: dict[str, Any], device: torch.device
+) -> None:
+    x, target, options = made(dtype, device, 37, 1000, options=options)
+    found = fastops.cross_entropy(x, target, **options, reduction="none", dtype=torch.float32, return_lse=True)
+    for ours, truth in zip(
+        found, formula(x.cpu().double(), target.cpu(), **wide(options), reduction="none"), strict=True
+    ):
+        torch.testing.assert_close(ours.cpu().double(), truth, rtol=4e-6, atol=4e-6)
+
+
+def test_lse_alone_where_nothing_has_weight(device: torch.device) -> None:
+    x = torch.randn(3, 4, device=device, requires_grad=True)
+    _, lse = fastops.cross_entropy(x, torch.tensor([0, 1, -100], device=device), x.new_zeros(4), return_lse=True)
+    (gradient,) = torch.autograd.grad(lse.sum(), x)
+    torch.testing.assert_close(gradient[:2], x.detach().softmax(1)[:2])
+    assert not gradient[2].any()
+
+
+def test_weights_of_a_half_type_under_autocast() -> None:
+    x, target, weight = torch.randn(5, 7), torch.randint(7, (5,)), torch.rand(7)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = (f(x, target, weight.bfloat16()) for f in (fastops.cross_entropy, F.cross_entropy))
+    assert ours.dtype == theirs.dtype == torch.float32
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_a_scripted_module_under_autocast() -> None:
+    x, target = torch.randn(5, 7, dtype=torch.bfloat16), torch.randint(7, (5,))
+    for module in (nn.CrossEntropyLoss(), torch.nn.CrossEntropyLoss()):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.jit.script(module)(x, target).dtype == torch.float32  # type: ignore[attr-defined]
+    assert torch.jit.script(nn.CrossEntropyLoss(scale=2))(x, target).dtype == torch.bfloat16  # type: ignore[attr-defined]
+
+
 @every_option
 @pytest.mark.parametrize("dtype", HALVES)
 def test_float32_of_a_half_type(dtype: torch.dtype, options: dict[str, Any], device: torch.device) -> None:
@@ -644,7 +702,10 @@ WRONG: dict[str, Wrong] = {
     "no reduction": with_options(TypeError, "reduction must be a str, got NoneType", reduction=None),
     "smoothing": with_options(RuntimeError, r"label_smoothing must be 0 to 1, got 1\.5", label_smoothing=1.5),
     "negative": with_options(RuntimeError, r"label_smoothing must be 0 to 1, got -0\.1", label_smoothing=-0.1),
-    "softcap": with_options(RuntimeError, "softcap must be greater than 0, got 0", softcap=0),
+    "softcap": with_options(RuntimeError, "softcap must be finite and greater than 0, got 0", softcap=0),
+    "softcap without end": with_options(
+        RuntimeError, "softcap must be finite and greater than 0, got inf", softcap=float("inf")
+    ),
     "scale": with_options(TypeError, "scale must be a number, got Tensor", scale=torch.ones(())),
     "index": with_options(TypeError, "ignore_index must be an integer, got float", ignore_index=1.0),
     "dtype": with_options(RuntimeError, "dtype must be floating point, got torch.int64", dtype=torch.int64),

@@ -82,6 +82,19 @@ def test_options(dtype: torch.dtype, options: dict[str, Any], shape: tuple[int, 
 
 
 @every_dtype
+@every_option
+@pytest.mark.parametrize("n", [1000, 70001])
+def test_results_are_float32s(dtype: torch.dtype, options: dict[str, Any], n: int, device: torch.device) -> None:
+    """Of half types too, and of rows of several segments, parts and blocks of a cluster."""
+    x, target = made(dtype, device, 3, n)
+    x[1, : n // 2] = -30
+    found = fastops.log_prob(x, target, entropy=True, **options)
+    truth = composed(x.cpu().double(), target.cpu(), **options)
+    for ours, true, bound in zip(found, truth, (4e-6, 1e-4), strict=True):
+        torch.testing.assert_close(ours.cpu().double(), true, rtol=bound, atol=bound)
+
+
+@every_dtype
 def test_ignored_rows_may_hold_anything(dtype: torch.dtype, device: torch.device) -> None:
     x, target = made(dtype, device, 9, 13)
     spoiled = x.clone()
@@ -226,7 +239,7 @@ def test_defaults_are_left_out_of_a_call() -> None:
 @pytest.mark.parametrize(
     ("error", "message", "options"),
     [
-        (RuntimeError, "softcap must be greater than 0, got -1", {"softcap": -1}),
+        (RuntimeError, "softcap must be finite and greater than 0, got -1", {"softcap": -1}),
         (TypeError, "scale must be a number, got str", {"scale": "1"}),
         (TypeError, "scale must be a number, got NoneType", {"scale": None}),
         (TypeError, "entropy must be a bool, got int", {"entropy": 1}),

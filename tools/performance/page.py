@@ -26,7 +26,7 @@ ONE_SIZE = dict.fromkeys((*NORMS, *ELEMENTWISE, "linear"), "8192x4096") | {"lltm
 COLUMNS = tuple((direction, dtype) for direction in DIRECTIONS for dtype in DTYPES)
 # Of the operators on the row engine, a line each: shape and direction.
 ROWS = (
-    *((op, "8192x4096", direction) for op in ("softmax", "log_softmax") for direction in DIRECTIONS),
+    *((op, "8192x4096", direction) for op in ("softmax",) for direction in DIRECTIONS),
     *(
         ("cross_entropy", size, way)
         for size in ("16384x32000", "8192x128256")
@@ -62,7 +62,7 @@ def text(gpu: Card, losses: Card, cpu: Card) -> str:
             CPU=f"AMD {CPU.upper()}",
             pictured=listed(PICTURED),
             one_size=ONE_SIZE["layer_norm"].replace("x", "×"),
-            copy=significant(copy_bandwidth(gpu) / 1e12, 2),
+            copy=significant(copy_bandwidth(gpu, "square") / 1e12, 2),
             sizes=len(gpu.chosen(op="layer_norm", direction="forward", dtype=HALF)),
             cpu_sizes=listed(cpu_sizes),
             products=listed(f"`{op}`" for op in PRODUCTS),
@@ -75,7 +75,8 @@ def text(gpu: Card, losses: Card, cpu: Card) -> str:
             table_lengths=table_lengths(gpu),
             table_peers=table_peers(gpu),
             table_cpu=table_cpu(cpu),
-            limits=limits(gpu, cpu),
+            losses_copy=significant(copy_bandwidth(losses, "softmax") / 1e12, 2),
+            limits=limits(gpu, losses, cpu),
         )
     )
 
@@ -93,9 +94,9 @@ def wrapped_block(block: str) -> str:
     return "\n".join(fill(point, subsequent_indent="  ") for point in block.splitlines())
 
 
-def copy_bandwidth(gpu: Card) -> float:
-    """In bytes a second: ``square`` reads its input once and writes its output once, as a copy does."""
-    r = gpu.one(op="square", direction="forward", dtype=HALF, shape=ONE_SIZE["square"])
+def copy_bandwidth(gpu: Card, op: str) -> float:
+    """In bytes a second, from an op that reads its input once and writes its output once, as a copy does."""
+    r = gpu.one(op=op, direction="forward", dtype=HALF, shape="8192x4096")
     rows, columns = r.sizes
     return 2 * rows * columns * 2 / (r.us * 1e-6) / (r.share_of_copy or 1)
 
@@ -121,11 +122,12 @@ def line_of_one(gpu: Card, op: str, direction: str) -> list[str]:
 
 
 def table_losses(gpu: Card) -> str:
-    head = ["", "µs", "share", "eager", "compile", "memory, MB", "eager's, MB"]
+    names = ("eager", "compile", "liger")
+    head = ["", "µs", "share", *names, "memory, MB", "eager's, MB"]
 
     def line(op: str, size: str, direction: str) -> list[str]:
         ours = gpu.one(op=op, direction=direction, dtype=HALF, shape=size)
-        peers = [gpu.get(ours, name) for name in ("eager", "compile")]
+        peers = [gpu.get(ours, name) for name in names]
         return [
             f"`{op}` {shape(ours)} {direction}",
             f"**{significant(ours.us)}**",
@@ -178,11 +180,12 @@ def heads() -> list[str]:
     return ["", *(f"{direction}, {dtype}" for direction, dtype in COLUMNS)]
 
 
-def limits(gpu: Card, cpu: Card) -> str:
-    return "\n".join([behind(gpu), behind_on_the_cpu(cpu), host(gpu), first(gpu)])
+def limits(gpu: Card, losses: Card, cpu: Card) -> str:
+    on_gpus = [behind(gpu, GPU), behind(losses, LOSSES_GPU)]
+    return "\n".join([*on_gpus, behind_on_the_cpu(cpu), host(gpu), first(gpu)])
 
 
-def behind(gpu: Card) -> str:
+def behind(gpu: Card, name: str) -> str:
     """Where a peer is ahead on the GPU, the furthest first."""
     ratios = sorted(gpu.best_ratios(gpu.chosen()), key=lambda pair: (pair[0], pair[1].key))
     ahead = [(ratio, r) for ratio, r in ratios if ratio < 1 - TIES]
@@ -190,7 +193,7 @@ def behind(gpu: Card) -> str:
         f"{r.implementation} takes {ratio:.3f} of fastops' time in {named(r)}" for ratio, r in ratios[:3]
     )
     return (
-        f"- **On the {GPU.upper()}** a peer is ahead of fastops by more than {TIES:.0%} in {len(ahead)} of "
+        f"- **On the {name.upper()}** a peer is ahead of fastops by more than {TIES:.0%} in {len(ahead)} of "
         f"{len(ratios)} measurements. The furthest: {nearest}."
     )
 

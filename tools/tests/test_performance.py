@@ -78,4 +78,4 @@ def test_spelling() -> None:
 def test_copy_bandwidth() -> None:
     """A copy of 2·8192·4096 halves in 32 us, of which the kernel reaches half."""
     ours = records.Record("square", "forward", "bf16", "8192x4096", "call", "generic", "fastops", 64.0, 0.5)
-    assert page.copy_bandwidth(tables.Card([ours])) == pytest.approx(2 * 2 * 8192 * 4096 / 32e-6)
+    assert page.copy_bandwidth(tables.Card([ours]), "square") == pytest.approx(2 * 2 * 8192 * 4096 / 32e-6)

@@ -52,7 +52,7 @@ __all__ = [
 # to 1, rows of layer_norm with hardly any spread; log_softmax's in float32 is its reference's, of 50257 columns. Those
 # of the norms' kernels in float64 come from a GPU, over 50021 rows of 7. GEMM libraries add in orders of their own, so
 # that linear and lltm are measured on several and have more room; linear's kernels' own bounds do not. Kernels that
-# return float32 beside half-precision inputs are counted in its ulps, but for softmax's and log_softmax's outputs. The
+# return float32 beside half-precision inputs are counted in its ulps. The
 # losses' gradients have the rounding of lse in e^(u - lse), and their raw ops large weights and scales; cross_entropy's
 # kernels in float64 are off by the sum of 50021 rows, which the CPU adds in eight chains.
 CASES: tuple[Case, ...] = (

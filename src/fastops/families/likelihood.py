@@ -114,8 +114,8 @@ def check_options(op: str, ignore_index: Any, softcap: Any, **numbers: Any) -> i
     for name, value in numbers.items():
         if value is None:
             raise type_error(op, name, "a number", value)
-    if softcap is not None and not softcap > 0:
-        raise RuntimeError(f"[{op}] softcap must be greater than 0, got {softcap}")
+    if softcap is not None and not 0 < softcap < float("inf"):
+        raise RuntimeError(f"[{op}] softcap must be finite and greater than 0, got {softcap}")
     if type(ignore_index) is int:
         return ignore_index
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, (Integral, torch.SymInt)):

@@ -59,7 +59,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(weight, size_average, ignore_index, reduce, reduction, label_smoothing)
-        self.scale = scale
+        self.scale = float(scale) if isinstance(scale, int) else scale  # TorchScript tells them apart
         self.softcap = softcap
         self.z_loss = z_loss
         self.dtype = dtype
@@ -68,14 +68,15 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             if self.softcap is not None or self.z_loss != 0.0 or self.dtype is not None:
                 raise RuntimeError("CrossEntropyLoss with softcap, z_loss or dtype cannot be scripted")
-            return F.cross_entropy(
+            loss = F.cross_entropy(
                 scaled(input, self.scale),
                 target,
                 weight=self.weight,
                 ignore_index=self.ignore_index,
                 reduction=self.reduction,
                 label_smoothing=self.label_smoothing,
-            ).to(input.dtype)
+            )
+            return loss if self.scale == 1.0 else loss.to(input.dtype)
         else:
             return cross_entropy(  # type: ignore[return-value]
                 input,

@@ -37,11 +37,12 @@ class Softmax(torch.nn.Softmax):
         if dim is None:
             raise type_error("Softmax", "dim", "an integer", dim)
         super().__init__(dim)
-        self.scale = scale
+        self.scale = float(scale) if isinstance(scale, int) else scale  # TorchScript tells them apart
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return F.softmax(scaled(input, self.scale), self.dim).to(input.dtype)
+            y = F.softmax(scaled(input, self.scale), self.dim)
+            return y if self.scale == 1.0 else y.to(input.dtype)
         else:
             return softmax(input, self.dim, scale=self.scale)  # type: ignore[arg-type]
 

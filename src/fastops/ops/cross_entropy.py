@@ -127,7 +127,8 @@ def cross_entropy_backward_reference(
     p = torch.softmax(u, -1)
     g = wide(grad).to(u.dtype)
     if reduction == MEAN:
-        g = g / torch.where(kept, total, 1)  # 0 / 0 would be NaN in the derivatives of ignored rows
+        # 0 / 0 would be NaN in the derivatives of ignored rows, and beside the gradient of lse alone.
+        g = g / torch.where(kept & ((total != 0) | (g != 0)), total, 1)
     smooth = label_smoothing / max(u.shape[-1], 1)
     of_p = (1 - label_smoothing) * row_weight + smooth * weight_sum
     if z_loss:
@@ -227,10 +228,10 @@ def _vmap(op: Differentiable, info: Any, in_dims: tuple[Any, ...], *inputs: Any)
     total = lse.new_empty(size, 0)
     if reduction == MEAN:
         classes = target.movedim(of_rows, 0).reshape(size, -1).long()
-        kept = classes != ignore_index
-        each = kept.to(lse.dtype)
-        if weight is not None:
-            each = each * weight.to(lse.dtype)[torch.where(kept, classes, 0)]
+        each = (classes != ignore_index).to(lse.dtype)
+        if weight is not None:  # by a class that is none nothing may be looked up; the row's loss is NaN
+            is_class = (classes >= 0) & (classes < weight.shape[0])
+            each = each * weight.to(lse.dtype)[torch.where(is_class, classes, 0)]
         total = each.sum(1)
         loss = loss / total
     return (loss.to(result), lse, total), (0, of_rows, 0)
@@ -322,6 +323,8 @@ def raw_arguments(
     if weight is not None:
         _check_weight(weight, target)
     as_is = label_smoothing == z_loss == 0.0 and scale == 1.0 and softcap is None
+    if weight is not None and weight.dtype in HALVES and casts_losses(input):
+        weight = weight.float()
     if dtype is not None:
         input, weight, dtype = _of_dtype(input, weight, dtype)
     elif casts_losses(input) and input.dtype in HALVES:
@@ -415,8 +418,9 @@ def cross_entropy(
               + 2 \zeta\,\mathrm{lse}\Bigr) p_j - (1 - \varepsilon)\,w_y [j = y] - \frac{\varepsilon}{V} w_j,
               \qquad p_j = e^{u_j - \mathrm{lse}}
 
-    ``"mean"`` divides the sum of the rows by that of their :math:`w_y`. Of the half types all is computed in float32,
-    sums over rows too, and rounded once. A row's results depend on nothing but the row.
+    ``"mean"`` divides the sum of the rows by that of their :math:`w_y`, for probabilities by their number. Of the half
+    types all is computed in float32, sums over rows too, and rounded once. A row's results depend on nothing but the
+    row.
 
     Args:
         input: logits, any strides: [V], [N, V] or [N, V, d1, ...]; no copy is made of [B, S, V] as ``transpose(1, 2)``.
@@ -441,9 +445,11 @@ def cross_entropy(
         differentiable, and 0 for ignored rows. A mean over no rows is NaN, as torch's; its gradient is 0.
 
     Raises:
-        IndexError: on the CPU, a target that is neither a class nor ``ignore_index``. On CUDA, and under transforms
-            that cannot look at values, the row's loss and gradient are NaN instead, and nothing waits for the GPU.
-        RuntimeError: shapes, dtypes, ``label_smoothing`` or ``softcap`` are wrong; ``weight`` requires a gradient.
+        IndexError: on the CPU, a target that is neither a class nor ``ignore_index``; of a compiled graph RuntimeError.
+            On CUDA, and under transforms that cannot look at values, the row's loss and gradient are NaN instead, and
+            nothing waits for the GPU.
+        RuntimeError: shapes, dtypes, ``label_smoothing`` or ``softcap`` are wrong; ``weight`` requires a gradient;
+            ``ignore_index`` is a class while targets are probabilities.
         TypeError: an argument of another type.
         ValueError: no such ``reduction``.
 

@@ -142,6 +142,8 @@ def raw_arguments(
         raise type_error("log_prob", "entropy", "a bool", entropy)
     if not (isinstance(input, Tensor) and isinstance(target, Tensor)):
         check_tensors("log_prob", input=input, target=target)
+    if scale == 1.0 and softcap is None and ignore_index == -100 and not entropy:
+        return input, target  # the usual, in less time than the loop over defaults takes
     return input, target, *without_defaults((ignore_index, scale, softcap, entropy), _DEFAULTS)
 
 
@@ -181,8 +183,8 @@ def log_prob(
         and the entropies, in nats.
 
     Raises:
-        IndexError: on the CPU, a target that is neither a class nor ``ignore_index``. On CUDA, and under transforms
-            that cannot look at values, the row's results and gradient are NaN instead.
+        IndexError: on the CPU, a target that is neither a class nor ``ignore_index``; of a compiled graph RuntimeError.
+            On CUDA, and under transforms that cannot look at values, the row's results and gradient are NaN instead.
         RuntimeError: shapes, dtypes or ``softcap`` are wrong.
         TypeError: an argument of another type.
 

@@ -49,8 +49,8 @@ def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None, *, sc
         scale: :math:`s`, which may be negative or 0; of logits :math:`1 / T` for a temperature :math:`T`.
 
     Returns:
-        A new contiguous tensor of ``input``'s shape, in nats. A row of nothing but :math:`-\infty`, or with
-        :math:`+\infty` or NaN in it, is NaN.
+        A new contiguous tensor of ``input``'s shape, in nats. A row is NaN if its :math:`s x` are nothing but
+        :math:`-\infty`, or have :math:`+\infty` or NaN among them.
 
     Raises:
         IndexError: ``input`` has no dimension ``dim``.
