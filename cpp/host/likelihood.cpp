@@ -85,6 +85,8 @@ struct ClassWeights {
   }
 };
 
+bool is_cap(double softcap) { return softcap > 0 && std::isfinite(softcap); }
+
 // The part of a problem that both directions have, and the tensors that it points to.
 struct Given {
   int64_t dim;
@@ -102,7 +104,7 @@ struct Given {
         target(as_targets(op, given_target, input, dim)),
         logits(rows_along(input, dim)),
         weights(op, weight, input, input.size(dim), options.label_smoothing != 0) {
-    FASTOPS_CHECK(!options.softcap || (*options.softcap > 0 && std::isfinite(*options.softcap)), op,
+    FASTOPS_CHECK(!options.softcap || is_cap(as_computed(*options.softcap, dtype)), op,
                   "softcap must be finite and greater than 0, got ", *options.softcap);
     FASTOPS_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1, op,
                   "label_smoothing must be 0 to 1, got ", options.label_smoothing);
@@ -128,12 +130,11 @@ struct Given {
 void run_forward(const char* op, const Tensor& input, LikelihoodForward& a) {
   if (input.is_cpu()) check_classes(op, a);
   // The CUDA kernels need a scale that keeps the order of numbers; what this leaves is 0, or NaN of an infinity.
-  if (a.scale == 0 && input.is_cuda() && input.numel() > 0) {
-    const Tensor zeros = call<Tensor>("fastops::axpby", input, input, 0.0, 0.0);
-    const TensorRows rows = rows_along(zeros, class_dim(op, a.of, input));
-    a.logits = rows.view;
+  OptionalTensor zeros;
+  if (as_computed(a.scale, a.dtype) == 0 && input.is_cuda() && input.numel() > 0) {
+    zeros = as_contiguous(call<Tensor>("fastops::axpby", input, input, 0.0, 0.0));
+    a.logits = rows_along(*zeros, class_dim(op, a.of, input)).view;
     a.scale = 1;
-    return run_rows(op, input, a, likelihood_cpu, likelihood_segments_cpu, likelihood_cuda);
   }
   run_rows(op, input, a, likelihood_cpu, likelihood_segments_cpu, likelihood_cuda);
 }

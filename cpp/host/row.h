@@ -8,6 +8,11 @@ namespace fastops {
 // From the front; a tensor without dimensions has one for this.
 int64_t wrap_dim(const char* op, int64_t dim, const char* name, const Tensor& tensor);
 
+// A number as kernels of this dtype get it.
+inline double as_computed(double number, DType dtype) {
+  return accumulate_type(dtype) == DType::f64 ? number : static_cast<float>(number);
+}
+
 // The rows along one dimension, in the order of the others. `copy` has them where the tensor's strides fit no view.
 struct TensorRows {
   OptionalTensor copy;

@@ -25,7 +25,7 @@ Tensor softmax_forward(const char* op, bool log, const Tensor& input, int64_t di
   if (result != own && !widens(own, result))
     return softmax_forward(op, log, to_dtype(input, result), dim, scale, std::nullopt);
   // The CUDA kernels need a scale that keeps the order of numbers; what this leaves is 0, or NaN of an infinity.
-  if (scale == 0 && input.is_cuda())
+  if (as_computed(scale, own) == 0 && input.is_cuda())
     return softmax_forward(op, log, call<Tensor>("fastops::axpby", input, input, 0.0, 0.0), dim, 1.0, dtype);
   RowResult output(input, dim, result);
   const TensorRows x = rows_along(input, dim);

@@ -9,12 +9,12 @@ namespace fastops::plan::row {
 using Ops = uint32_t;
 // likelihood: cross_entropy and log_prob.
 constexpr Ops kSoftmax = 1 << 0, kSoftmaxBackward = 1 << 1, kLikelihood = 1 << 2, kLikelihoodBackward = 1 << 3;
-constexpr Ops kWrites = kSoftmax | kSoftmaxBackward, kAllOps = kWrites | kLikelihood | kLikelihoodBackward;
+constexpr Ops kAllOps = kSoftmax | kSoftmaxBackward | kLikelihood | kLikelihoodBackward;
 constexpr const char* kOpNames[] = {"softmax", "softmax_backward", "likelihood", "likelihood_backward"};
 
 // Elements of a vector: 16 bytes of the larger type of what is read and what is written.
-constexpr int64_t width(DType read, DType written) {
-  return 16 / (size_of(read) > size_of(written) ? size_of(read) : size_of(written));
+constexpr int64_t width(int64_t read_bytes, int64_t written_bytes) {
+  return 16 / (read_bytes > written_bytes ? read_bytes : written_bytes);
 }
 
 // All that the order of summation may depend on.
@@ -22,7 +22,7 @@ struct Problem {
   Ops op;
   DType read, written;
   int64_t n;
-  constexpr int64_t vectors() const { return ceil_div(n, width(read, written)); }
+  constexpr int64_t vectors() const { return ceil_div(n, width(size_of(read), size_of(written))); }
 };
 
 // A row has parts, as many vectors as its team's threads hold. Its sums are added up over the parts of a share, then over the shares.
@@ -87,6 +87,15 @@ constexpr bool rules_are_total() {
   }
   return true;
 }
+constexpr int kMostThreads = 512;  // of a team
+constexpr bool threads_fit() {
+  for (const Rule& rule : kRules)
+    if (rule.team.threads > kMostThreads ||
+        (rule.team.team == Team::warps && rule.up_to > kMostThreads * rule.team.each))
+      return false;
+  return true;
+}
+static_assert(threads_fit(), "a block of row_kernel");
 static_assert(rules_are_total(), "a row of any length, any number of rows, any card");
 
 constexpr int rule_of(const Problem& problem) {
@@ -103,37 +112,38 @@ struct Plan {
   SumOrder order;  // blocks: the parts of a row
   int shares;
   Parts parts;
-  int blocks;  // of a row
-  int teams;   // of a block
+  int blocks;                           // of a row
+  int teams;                            // of a block
+  int parts_of_share, vectors_of_part;  // at most
 
   constexpr const Rule& of() const { return kRules[rule]; }
 };
 
 constexpr int kBlockThreads = 256;  // of several rows
 
-// Sums by clusters are messages of up to 16 bytes, which those of f64 are not. One block is no cluster.
+// Sums by clusters are messages of up to 16 bytes. Some of f64 are longer, so that f64 has no clusters.
 constexpr bool supports(const Plan& plan, DType read, const Card& card) {
-  return plan.parts != Parts::cluster ||
-         (read != DType::f64 && plan.blocks > 1 && plan.blocks <= card.cluster_blocks && plan.blocks <= kMostShares &&
-          plan.shares <= kMostShares && plan.shares % plan.blocks == 0);
+  return plan.parts != Parts::cluster || (read != DType::f64 && plan.blocks <= card.cluster_blocks &&
+                                          plan.shares <= kMostShares && plan.shares % plan.blocks == 0);
 }
 
 constexpr Plan plan(const Problem& problem, int64_t rows, const Card& card) {
-  Plan plan{rule_of(problem), {}, 1, Parts::one, 1, 1};
+  Plan plan{rule_of(problem), {}, 1, Parts::one, 1, 1, 1, 1};
   const Rule& rule = plan.of();
-  plan.order = sum_order(Access::vec16, rule.team, problem.vectors() > 0 ? problem.vectors() : 1);
+  const int64_t vectors = problem.vectors() > 0 ? problem.vectors() : 1;
+  plan.order = sum_order(Access::vec16, rule.team, vectors);
   plan.shares = static_cast<int>(plan.order.blocks);
   // A power of two, so that clusters of fewer blocks have as many shares each.
   if (rule.shares)
     for (plan.shares = kMostShares; plan.shares > plan.order.blocks; plan.shares /= 2) {
     }
   if (rule.team.team == Team::lanes) plan.teams = kBlockThreads / rule.team.threads;
+  plan.parts_of_share = static_cast<int>(ceil_div(plan.order.blocks, plan.shares));
+  plan.order.blocks = int64_t{plan.shares} * plan.parts_of_share;
+  plan.vectors_of_part = static_cast<int>(ceil_div(vectors, plan.order.blocks));
   if (plan.order.blocks == 1) return plan;
-  if (rule.shares) {  // as many warps as are enough for parts of one size
-    const int64_t parts = plan.shares * ceil_div(plan.order.blocks, plan.shares);
-    plan.order = sum_order(Access::vec16, warps(rule.team.each), ceil_div(problem.vectors(), parts));
-    plan.order.blocks = parts;
-  }
+  if (rule.shares)  // as many warps as are enough for parts of one size
+    plan.order.threads = sum_order(Access::vec16, warps(rule.team.each), plan.vectors_of_part).threads;
   for (const Schedule& schedule : rule.schedules) {
     plan.parts = schedule.parts;
     plan.blocks = schedule.parts == Parts::apart || schedule.blocks == kEachShare ? plan.shares : schedule.blocks;

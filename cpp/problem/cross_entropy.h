@@ -6,8 +6,8 @@
 //   log_prob = u[y] - lse,   entropy = lse - Σ p·u,   p = e^(u - lse)
 //   loss     = (1 - smoothing)·w[y]·(lse - u[y]) + smoothing / n·(lse·Σw - Σ w·u) + z_loss·lse²
 //
-// Rows whose target is ignore_index are not read: all their numbers are 0, and their gradients. Of a target that is no class loss and
-// gradients are NaN on CUDA; on the CPU the host checks targets.
+// Rows whose target is ignore_index do not count, and long ones are not read: all their numbers are 0, and their gradients. Of a target
+// that is no class loss and gradients are NaN; of the forward on the CPU the host checks targets.
 #include "problem/row.h"
 
 namespace fastops {
@@ -36,7 +36,7 @@ struct LikelihoodRows {
 };
 
 struct LikelihoodForward : LikelihoodRows {
-  // Of the type that is computed in, but for the loss or log_prob, of which no other number is made.
+  // Of the type that is computed in, but for a loss that is not reduced, which has the result's.
   RowNumbers result;  // loss or log_prob
   RowNumbers lse;
   RowNumbers row_weight;  // cross_entropy: w[y]; null: not asked for

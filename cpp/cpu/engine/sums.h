@@ -63,6 +63,7 @@ struct row_sums {
   using V = typename simd<A>::vec;
   static constexpr int64_t kRows = simd<A>::size;
   alignas(64) V of_row[kRows];
+  // Called once for many rows: inlined at each place it is most of a short row's code.
   template <class F = plus>
   __attribute__((noinline)) void finish(int64_t rows, A* to, F join = {}) {
     if (rows <= 4) {  // a tree for each is less than the tree for all

@@ -58,14 +58,12 @@ int launch_rows(const Op& op, const plan::row::Problem& problem, int64_t rows, s
   constexpr int W = Op::kWidth;
   constexpr int64_t kIn = sizeof(typename Op::In);
   const plan::row::Plan plan = plan::row::plan(problem, rows, card());
-  const int64_t parts = ceil_div(plan.order.blocks, plan.shares);  // of a share
-  const int64_t part = ceil_div(problem.vectors(), plan.shares * parts);
   const RowShape shape{rows,
                        problem.n,
                        0,
                        plan.shares,
-                       static_cast<int>(parts),
-                       static_cast<int>(part),
+                       plan.parts_of_share,
+                       plan.vectors_of_part,
                        plan.blocks,
                        plan.parts == plan::row::Parts::cluster};
   bool aligned = problem.n % W == 0 && reinterpret_cast<uintptr_t>(output) % 16 == 0;

@@ -5,7 +5,7 @@
 //   In, Out, kInputs      what is read, of how many tensors, and written (void: nothing but what finish() saves)
 //   Accumulate, kWidth    what is computed in; elements of a vector
 //   Sum                   a monoid: zero(), merge(a, b); void: there is none
-//   row(r)                a Row: where row r lies; `skip`: nothing of it is read
+//   row(r)                a Row: where row r lies; `skip`: it does not count
 //   add(sum, x, column)   x: of each input the elements of a vector; padding() stands behind a row's last
 //   finish(row, sum, r, first)   the State that write() reads; `first`: of the row's threads the one that may save something
 //   write(x, row, state, column, y)

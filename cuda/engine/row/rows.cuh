@@ -2,15 +2,14 @@
 // Where a tensor's rows lie, with their type.
 #include "device/math.cuh"
 #include "dispatch.cuh"
+#include "plan/row.h"
 #include "problem/row.h"
 
 namespace fastops::FASTOPS_ARCH {
 
-using device::accumulate_t;
-
 // Elements of a vector where T is read and R written: 16 bytes of the larger one.
 template <class T, class R = T>
-constexpr int kRowWidth = 16 / (sizeof(T) > sizeof(R) ? sizeof(T) : sizeof(R));
+constexpr int kRowWidth = plan::row::width(sizeof(T), sizeof(R));
 
 template <class T>
 struct RowsOf {

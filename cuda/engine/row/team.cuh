@@ -4,11 +4,12 @@
 #include <type_traits>
 
 #include "device/bulk.cuh"
+#include "plan/row.h"
 
 namespace fastops::FASTOPS_ARCH {
 
-constexpr int kRowWarps = 16;       // of a team, at most
-constexpr int kClusterShares = 16;  // of a row, that a cluster's blocks have
+constexpr int kRowWarps = plan::row::kMostThreads / 32;  // of a team, at most
+static_assert(kRowWarps == 16, "merge_lanes() takes a power of two");
 
 template <class Sum>
 __device__ inline Sum shuffle_xor(const Sum& sum, int lane) {
@@ -39,11 +40,10 @@ __device__ inline Sum merge_warps(const Op& op, const Sum& sum, int warps) {
   return merge_lanes(op, warp < warps ? of_warp[warp] : op.zero(), kRowWarps);
 }
 
-// Over the warps of a cluster's blocks: over the shares of a row and then over warps, as where one block has all shares. Sums that
-// are no message of a cluster's have none (plan/row.h).
+// Over the warps of a cluster's blocks: over the shares of a row and then over warps, as where one block has all shares.
 template <class Sum>
 struct ClusterSums {
-  Sum of[kClusterShares][kRowWarps];
+  Sum of[plan::row::kMostShares][kRowWarps];
   device::Barrier told;
 };
 template <>
