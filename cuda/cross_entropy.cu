@@ -310,8 +310,9 @@ struct Backward {
 template <template <class, bool> class Op, class Problem>
 int launch(const Problem& a, bool general, const void* output, void* stream) {
   return dispatch(a.dtype, [&](auto t) -> int {
+    using T = typename decltype(t)::type;
     return dispatch_bool(general, [&](auto is_general) -> int {
-      using Kernel = Op<typename decltype(t)::type, decltype(is_general)::value>;
+      using Kernel = Op<T, decltype(is_general)::value || sizeof(T) == 8>;  // the kernels of f64 are the largest
       return launch_rows(Kernel(a), {Kernel::kOp, a.dtype, a.dtype, a.n}, a.rows, {a.logits}, output,
                          static_cast<cudaStream_t>(stream));
     });

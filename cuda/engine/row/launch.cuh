@@ -69,8 +69,10 @@ int launch_rows(const Op& op, const plan::row::Problem& problem, int64_t rows, s
   bool aligned = problem.n % W == 0 && reinterpret_cast<uintptr_t>(output) % 16 == 0;
   for (const RowsView& view : inputs) aligned &= vectors_are_aligned(view, rows, kIn, W * kIn);
   constexpr auto kRules = std::make_integer_sequence<int, std::size(plan::row::kRules)>{};
-  return aligned ? launch_rule<Op, true>(op, shape, plan, stream, kRules)
-                 : launch_rule<Op, false>(op, shape, plan, stream, kRules);
+  // The kernels of f64 are the largest, and have one form for any alignment.
+  if constexpr (sizeof(typename Op::Accumulate) == 4)
+    if (aligned) return launch_rule<Op, true>(op, shape, plan, stream, kRules);
+  return launch_rule<Op, false>(op, shape, plan, stream, kRules);
 }
 
 }  // namespace fastops::FASTOPS_ARCH
