@@ -75,6 +75,10 @@ bool kernels_take(const Tensor& tensor) {
   return !tensor.is_cuda() || cuda::device(tensor.get_device_index()).group >= 0;
 }
 
+bool kernels_take(const Tensor& tensor, std::optional<ScalarType> result) {
+  return kernels_take(tensor) && (!result || dtype_of(*result));
+}
+
 void check_same_device(const char* op, const char* name, const Tensor& tensor, const char* first_name,
                        const Tensor& first) {
   auto text = [](const Tensor& t) {

@@ -52,6 +52,8 @@ ScalarType scalar_type(DType dtype);
 
 // Whether our kernels take this tensor: a dtype of theirs, on the CPU or on a card that the binary has code for.
 bool kernels_take(const Tensor& tensor);
+// And a result of this dtype, the tensor's if there is none.
+bool kernels_take(const Tensor& tensor, std::optional<ScalarType> result);
 
 // `tensor` must be on `first`'s device; have its dtype as well; have its shape too.
 void check_same_device(const char* op, const char* name, const Tensor& tensor, const char* first_name,

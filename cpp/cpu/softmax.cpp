@@ -104,54 +104,42 @@ FASTOPS_INLINE void dispatch_backward(DType dtype, DType result, F f) {
   dispatch(dtype, [&](auto t) { f(t, t); });
 }
 
-template <class Op, class Problem>
-void run_rows(const Problem& a, int64_t row_begin, int64_t row_end) {
-  const Op op{a};
-  RowEngine<Op>(op).rows(row_begin, row_end);
+// f(engine) of the policy with or without the logarithm.
+template <template <class, class, bool> class Policy, class T, class R, class Problem, class F>
+void with_engine(const Problem& a, F f) {
+  auto with = [&]<class Op>(tag<Op>) {
+    const Op op{a};
+    f(RowEngine<Op>(op));
+  };
+  a.log ? with(tag<Policy<T, R, true>>{}) : with(tag<Policy<T, R, false>>{});
 }
-template <class Op, class Problem>
-void run_segments(const Problem& a, Pass pass, double* found, int64_t task_begin, int64_t task_end) {
-  const Op op{a};
-  RowEngine<Op>(op).segments(pass, found, task_begin, task_end);
+template <class F>
+void run(const Softmax& a, F f) {
+  dispatch_forward(a.dtype, a.result, [&](auto t, auto r) {
+    with_engine<Forward, typename decltype(t)::type, typename decltype(r)::type>(a, f);
+  });
+}
+template <class F>
+void run(const SoftmaxBackward& a, F f) {
+  dispatch_backward(a.dtype, a.result, [&](auto t, auto r) {
+    with_engine<Backward, typename decltype(t)::type, typename decltype(r)::type>(a, f);
+  });
 }
 
 }  // namespace
 
 void softmax(const Softmax& a, int64_t row_begin, int64_t row_end) {
-  dispatch_forward(a.dtype, a.result, [&](auto t, auto r) {
-    using T = typename decltype(t)::type;
-    using R = typename decltype(r)::type;
-    a.log ? run_rows<Forward<T, R, true>>(a, row_begin, row_end)
-          : run_rows<Forward<T, R, false>>(a, row_begin, row_end);
-  });
+  run(a, [&](const auto& engine) { engine.rows(row_begin, row_end); });
 }
-
 void softmax_segments(const Softmax& a, Pass pass, double* found, int64_t task_begin, int64_t task_end) {
-  dispatch_forward(a.dtype, a.result, [&](auto t, auto r) {
-    using T = typename decltype(t)::type;
-    using R = typename decltype(r)::type;
-    a.log ? run_segments<Forward<T, R, true>>(a, pass, found, task_begin, task_end)
-          : run_segments<Forward<T, R, false>>(a, pass, found, task_begin, task_end);
-  });
+  run(a, [&](const auto& engine) { engine.segments(pass, found, task_begin, task_end); });
 }
-
 void softmax_backward(const SoftmaxBackward& a, int64_t row_begin, int64_t row_end) {
-  dispatch_backward(a.dtype, a.result, [&](auto t, auto r) {
-    using T = typename decltype(t)::type;
-    using R = typename decltype(r)::type;
-    a.log ? run_rows<Backward<T, R, true>>(a, row_begin, row_end)
-          : run_rows<Backward<T, R, false>>(a, row_begin, row_end);
-  });
+  run(a, [&](const auto& engine) { engine.rows(row_begin, row_end); });
 }
-
 void softmax_backward_segments(const SoftmaxBackward& a, Pass pass, double* found, int64_t task_begin,
                                int64_t task_end) {
-  dispatch_backward(a.dtype, a.result, [&](auto t, auto r) {
-    using T = typename decltype(t)::type;
-    using R = typename decltype(r)::type;
-    a.log ? run_segments<Backward<T, R, true>>(a, pass, found, task_begin, task_end)
-          : run_segments<Backward<T, R, false>>(a, pass, found, task_begin, task_end);
-  });
+  run(a, [&](const auto& engine) { engine.segments(pass, found, task_begin, task_end); });
 }
 
 }  // namespace fastops::FASTOPS_ISA

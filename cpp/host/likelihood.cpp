@@ -152,6 +152,8 @@ Tensor run_backward(const char* op, const Tensor& input, int64_t dim, Likelihood
   return std::move(grad_input).view();
 }
 
+enum class Reduction : int64_t { none, mean, sum };
+
 Reduction as_reduction(const char* op, int64_t reduction) {
   FASTOPS_CHECK(reduction >= 0 && reduction <= 2, op, "reduction must be 0 (none), 1 (mean) or 2 (sum), got ",
                 reduction);
@@ -159,10 +161,6 @@ Reduction as_reduction(const char* op, int64_t reduction) {
 }
 
 }  // namespace
-
-bool likelihood_takes(const Tensor& input, std::optional<ScalarType> dtype) {
-  return kernels_take(input) && (!dtype || dtype_of(*dtype));
-}
 
 ThreeTensors cross_entropy_forward(const char* op, const Tensor& input, const Tensor& target,
                                    const OptionalTensor& weight, int64_t reduction, const LikelihoodOptions& options,

@@ -7,8 +7,6 @@
 
 namespace fastops {
 
-enum class Reduction : int64_t { none, mean, sum };
-
 // What makes u of logits, and losses of u.
 struct LikelihoodOptions {
   int64_t ignore_index;
@@ -18,9 +16,6 @@ struct LikelihoodOptions {
 };
 
 using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
-
-// Whether our kernels take the logits and a result of this dtype, the logits' if there is none.
-bool likelihood_takes(const Tensor& input, std::optional<ScalarType> dtype = std::nullopt);
 
 // loss, lse, and what the mean divides by. Classes are dimension 1, or 0 where that is the only one.
 ThreeTensors cross_entropy_forward(const char* op, const Tensor& input, const Tensor& target,

@@ -14,10 +14,6 @@ FASTOPS_CUDA_KERNEL(softmax_backward, SoftmaxBackwardCuda);
 // Between these the kernels convert: f32 and a half type.
 static bool widens(DType narrow, DType wide) { return size_of(narrow) == 2 && wide == DType::f32; }
 
-bool softmax_takes(const Tensor& tensor, std::optional<ScalarType> dtype) {
-  return kernels_take(tensor) && (!dtype || dtype_of(*dtype));
-}
-
 Tensor softmax_forward(const char* op, bool log, const Tensor& input, int64_t dim, double scale,
                        std::optional<ScalarType> dtype) {
   dim = wrap_dim(op, dim, "input", input);

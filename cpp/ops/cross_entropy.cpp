@@ -6,7 +6,7 @@ namespace fastops::ops {
 ThreeTensors cross_entropy(const Tensor& input, const Tensor& target, const OptionalTensor& weight, int64_t reduction,
                            int64_t ignore_index, double label_smoothing, double scale, std::optional<double> softcap,
                            double z_loss, std::optional<ScalarType> dtype) {
-  if (!likelihood_takes(input, dtype))
+  if (!kernels_take(input, dtype))
     return call<ThreeTensors>("fastops::cross_entropy_reference", input, target, weight, reduction, ignore_index,
                               label_smoothing, scale, softcap, z_loss, dtype);
   return cross_entropy_forward("cross_entropy", input, target, weight, reduction,
@@ -17,7 +17,7 @@ Tensor cross_entropy_backward(const Tensor& grad, const OptionalTensor& grad_lse
                               const Tensor& target, const Tensor& lse, const Tensor& total,
                               const OptionalTensor& weight, int64_t reduction, int64_t ignore_index,
                               double label_smoothing, double scale, std::optional<double> softcap, double z_loss) {
-  if (!likelihood_takes(input))
+  if (!kernels_take(input))
     return call<Tensor>("fastops::cross_entropy_backward_reference", grad, grad_lse, input, target, lse, total, weight,
                         reduction, ignore_index, label_smoothing, scale, softcap, z_loss);
   return fastops::cross_entropy_backward("cross_entropy_backward", grad, grad_lse, input, target, lse, total, weight,

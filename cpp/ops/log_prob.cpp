@@ -5,7 +5,7 @@ namespace fastops::ops {
 
 ThreeTensors log_prob(const Tensor& input, const Tensor& target, int64_t ignore_index, double scale,
                       std::optional<double> softcap, bool entropy) {
-  if (!likelihood_takes(input))
+  if (!kernels_take(input))
     return call<ThreeTensors>("fastops::log_prob_reference", input, target, ignore_index, scale, softcap, entropy);
   return log_prob_forward("log_prob", input, target, {ignore_index, scale, softcap}, entropy);
 }
@@ -13,7 +13,7 @@ ThreeTensors log_prob(const Tensor& input, const Tensor& target, int64_t ignore_
 Tensor log_prob_backward(const Tensor& grad, const OptionalTensor& grad_entropy, const Tensor& input,
                          const Tensor& target, const Tensor& lse, const Tensor& entropy, int64_t ignore_index,
                          double scale, std::optional<double> softcap) {
-  if (!likelihood_takes(input))
+  if (!kernels_take(input))
     return call<Tensor>("fastops::log_prob_backward_reference", grad, grad_entropy, input, target, lse, entropy,
                         ignore_index, scale, softcap);
   return fastops::log_prob_backward("log_prob_backward", grad, grad_entropy, input, target, lse, entropy,

@@ -24,10 +24,10 @@ from ..families.likelihood import (
     statistics_dtype,
     without_defaults,
 )
+from ..families.row import HALVES
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
-HALVES = (torch.float16, torch.bfloat16)
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 NONE, MEAN = 0, 1
 _DEFAULTS = (None, MEAN, -100, 0.0, 1.0, None, 0.0, None)  # the schema's, from weight on
