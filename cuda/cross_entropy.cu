@@ -48,19 +48,23 @@ struct Cap {
 template <class T>
 struct Targets {
   using A = accumulate_t<T>;
-  int64_t n, ignored;
+  int64_t n, first, classes, ignored;
   const int64_t* target;
   const A *weight, *weight_sum;
 
   explicit Targets(const LikelihoodRows& a)
       : n(a.n),
+        first(a.first_class),
+        classes(a.classes),
         ignored(a.ignore_index),
         target(a.target),
         weight(static_cast<const A*>(a.weight)),
         weight_sum(static_cast<const A*>(a.weight_sum)) {}
-  __device__ bool is_class(int64_t y) const { return y >= 0 && y < n; }
+  __device__ bool is_class(int64_t y) const { return y >= 0 && y < classes; }
   __device__ A weight_of(int64_t y) const { return weight ? weight[y] : A(1); }
-  __device__ A all_weights() const { return weight_sum ? *weight_sum : static_cast<A>(n); }
+  __device__ A weight_at(int64_t column) const { return weight ? weight[first + column] : A(1); }
+  __device__ A all_weights() const { return weight_sum ? *weight_sum : static_cast<A>(classes); }
+  __device__ A each(A smoothing) const { return smoothing / static_cast<A>(classes); }
 };
 
 // What the sums of a row are of. `general`: of u with a cap, with Σ w·u, or with Σ e^(u - max)·(u - max); else of Σ e^u alone.
@@ -81,13 +85,14 @@ struct Forward {
   using Accumulate = accumulate_t<T>;
   using A = Accumulate;
   using Sum = LikelihoodSum<A, General>;
+  using PartNumbers = Vector<A, kPartNumbers>;
   static constexpr plan::row::Ops kOp = plan::row::kLikelihood;
   static constexpr int kInputs = 1, kWidth = kRowWidth<T>;
   struct Row {
     const T* input[1];
     int64_t target;
     bool skip, is_class;
-    A of_target;  // its logit
+    A of_target;  // its logit, or u under a softcap
   };
 
   bool log_prob, smooths, needs_entropy;
@@ -97,11 +102,12 @@ struct Forward {
   Exponent<A, sizeof(T) == 2> exponent;  // of u where there is a cap, else of z
   A smoothing, z_loss;
   RowNumbers result, lse, row_weight, entropy;
+  PartNumbers* parts;
 
   explicit Forward(const LikelihoodForward& a)
       : log_prob(a.of == Likelihood::log_prob),
         smooths(a.smoothing != 0),
-        needs_entropy(a.entropy.data != nullptr),
+        needs_entropy(a.needs_entropy),
         logits(a.logits),
         targets(a),
         cap(a),
@@ -111,13 +117,14 @@ struct Forward {
         result(a.result),
         lse(a.lse),
         row_weight(a.row_weight),
-        entropy(a.entropy) {}
+        entropy(a.entropy),
+        parts(static_cast<PartNumbers*>(a.parts)) {}
 
   __device__ Row row(int64_t r) const {
-    const int64_t y = targets.target[r];
+    const int64_t y = targets.target[r], column = y - targets.first;
     const T* logit = logits.at(r);
-    const bool is_class = targets.is_class(y);
-    return {{logit}, y, y == targets.ignored, is_class, is_class ? A(device::widen(logit[y])) : A(NAN)};
+    const bool here = column >= 0 && column < targets.n;
+    return {{logit}, y, y == targets.ignored, targets.is_class(y), here ? A(device::widen(logit[column])) : A(0)};
   }
   __device__ A padding() const { return exponent.padding(); }
   __device__ Sum zero() const {
@@ -161,8 +168,7 @@ struct Forward {
       } else if (smooths) {
         const A factor = cap.cap != 0 ? A(1) : cap.scale;
 #pragma unroll
-        for (int k = 0; k < kWidth; ++k)
-          terms[k] = k < left ? (targets.weight ? targets.weight[column + k] : A(1)) * (factor * u[k]) : A(0);
+        for (int k = 0; k < kWidth; ++k) terms[k] = k < left ? targets.weight_at(column + k) * (factor * u[k]) : A(0);
         sum.other += device::tree_sum(terms);
       }
     }
@@ -170,16 +176,26 @@ struct Forward {
 
   __device__ int finish(const Row& row, const Sum& sum, int64_t r, bool first) const {
     if (!first) return 0;
+    const A u = General && cap.cap != 0 ? cap.of(row.of_target) : row.of_target;
+    if (parts) {
+      A other = 0;
+      if constexpr (General) other = sum.other;
+      parts[r] = row.skip ? PartNumbers{} : PartNumbers{{sum.online.max, sum.online.sum, u, other}};
+    } else {
+      save_row(row, sum, u, r);
+    }
+    return 0;
+  }
+  __device__ void save_row(const Row& row, const Sum& sum, A u, int64_t r) const {
     A found = 0, of_row = 0, log_sum = 0, weight = 0, entropy_of_row = 0;
     if (!row.skip) {
       log_sum = ::log(sum.online.sum);
       of_row = exponent.scale * sum.online.max + log_sum;
-      const A u = General && cap.cap != 0 ? cap.of(row.of_target) : row.of_target;
-      const A loss = log_sum - exponent.difference(u, sum.online.max);  // lse - u[y]
+      const A loss = row.is_class ? log_sum - exponent.difference(u, sum.online.max) : A(NAN);  // lse - u[y]
       weight = row.is_class ? targets.weight_of(row.target) : A(1);
       found = log_prob ? -loss : (1 - smoothing) * weight * loss + z_loss * of_row * of_row;
       if constexpr (General) {
-        if (smooths) found += smoothing / static_cast<A>(targets.n) * (of_row * targets.all_weights() - sum.other);
+        if (smooths) found += targets.each(smoothing) * (of_row * targets.all_weights() - sum.other);
         entropy_of_row = log_sum - sum.other / sum.online.sum;
       }
     }
@@ -187,9 +203,46 @@ struct Forward {
     save(lse, r, of_row);
     save(row_weight, r, weight);
     save(entropy, r, entropy_of_row);
-    return 0;
+  }
+
+  // Row r of all parts' numbers, to results or to the numbers of one part.
+  __device__ void merge_parts(const A* found, int64_t count, int64_t rows, int64_t r) const {
+    Sum sum = zero();
+    A u = 0;
+    for (int64_t part = 0; part < count; ++part) {
+      const A* of_part = found + (part * rows + r) * kPartNumbers;  // of any alignment
+      Sum next = {};
+      next.online = {of_part[0], of_part[1]};
+      if constexpr (General) next.other = of_part[3];
+      sum = part == 0 ? next : merge(sum, next);
+      u += of_part[2];
+    }
+    if (parts) {
+      A other = 0;
+      if constexpr (General) other = sum.other;
+      parts[r] = {{sum.online.max, sum.online.sum, u, other}};
+      return;
+    }
+    const int64_t y = targets.target[r];
+    save_row({{nullptr}, y, y == targets.ignored, targets.is_class(y), u}, sum, u, r);
   }
 };
+
+constexpr int kMergeThreads = 128;
+template <class A>
+__global__ void __launch_bounds__(kMergeThreads)
+    merge_kernel(const __grid_constant__ Forward<A, true> op, const A* found, int64_t count, int64_t rows) {
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+  const int64_t r = int64_t{blockIdx.x} * kMergeThreads + threadIdx.x;
+  if (r < rows) op.merge_parts(found, count, rows, r);
+}
+template <class A>
+int merge(const LikelihoodMerge& a, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(ceil_div(a.rows, kMergeThreads));
+  return launch_kernel(&merge_kernel<A>, launch_config(blocks, kMergeThreads, stream), Forward<A, true>(a),
+                       static_cast<const A*>(a.found), a.count, a.rows);
+}
 
 // `general`: with a cap, smoothing or an entropy's gradient.
 template <class T, bool General>
@@ -208,7 +261,7 @@ struct Backward {
   struct Row {
     const T* input[1];
     T* output;
-    int64_t target;
+    int64_t target;  // its column
     bool skip;
     State of;
   };
@@ -216,6 +269,7 @@ struct Backward {
   bool log_prob;
   RowsOf<T> logits;
   T* grad_input;
+  int64_t stride;
   Targets<T> targets;
   Cap<T> cap;
   Exponent<A, sizeof(T) == 2> exponent;  // of a logarithm
@@ -226,6 +280,7 @@ struct Backward {
       : log_prob(a.of == Likelihood::log_prob),
         logits(a.logits),
         grad_input(static_cast<T*>(a.grad_input)),
+        stride(a.grad_input_stride),
         targets(a),
         cap(a),
         exponent(1),
@@ -240,7 +295,7 @@ struct Backward {
 
   __device__ Row row(int64_t r) const {
     const int64_t y = targets.target[r];
-    return {{logits.at(r)}, grad_input + r * targets.n, y, y == targets.ignored, state(r, y)};
+    return {{logits.at(r)}, grad_input + r * stride, y - targets.first, y == targets.ignored, state(r, y)};
   }
   __device__ State state(int64_t r, int64_t y) const {
     State of = {};
@@ -255,7 +310,7 @@ struct Backward {
       of.of_target = -g;
     } else {
       const A weight = targets.is_class(y) ? targets.weight_of(y) : A(1);
-      const A each = General ? smoothing / static_cast<A>(targets.n) : A(0);
+      const A each = General ? targets.each(smoothing) : A(0);
       of.of_p =
           g * ((1 - smoothing) * weight + (each == 0 ? A(0) : each * targets.all_weights()) + 2 * z_loss * of.lse);
       if (grad_lse.data) of.of_p += number<A>(grad_lse, r);
@@ -300,7 +355,7 @@ struct Backward {
         const A log_p = u - of.lse, p = exponent.power(log_p);
         A du = p * of.of_p;
         if (of.of_plog != 0) du = p > 0 ? fma(p * of.of_plog, log_p, du) : du;
-        if (of.of_weight != 0 && k < left) du -= of.of_weight * (targets.weight ? targets.weight[column + k] : A(1));
+        if (of.of_weight != 0 && k < left) du -= of.of_weight * targets.weight_at(column + k);
         y[k] = (k == target ? du - of.of_target : du) * slope;
       }
     }
@@ -322,7 +377,12 @@ int launch(const Problem& a, bool general, const void* output, void* stream) {
 }  // namespace
 
 int likelihood(const LikelihoodForward& a, void* stream) {
-  return launch<Forward>(a, a.softcap != 0 || a.smoothing != 0 || a.entropy.data, nullptr, stream);
+  return launch<Forward>(a, a.softcap != 0 || a.smoothing != 0 || a.needs_entropy, nullptr, stream);
+}
+
+int likelihood_merge(const LikelihoodMerge& a, void* stream) {
+  const auto on = static_cast<cudaStream_t>(stream);
+  return a.dtype == DType::f64 ? merge<double>(a, on) : merge<float>(a, on);
 }
 
 int likelihood_backward(const LikelihoodBackward& a, void* stream) {

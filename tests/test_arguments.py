@@ -21,6 +21,8 @@ RIGHT: dict[str, dict[str, Any]] = {
     "cross_entropy": {"input": X, "target": torch.tensor([0, 7, 2])},
     "layer_norm": {"input": X, "normalized_shape": (8,)},
     "linear": {"input": X, "weight": torch.randn(4, 8)},
+    "linear_cross_entropy": {"input": X, "linear_weight": torch.randn(4, 8), "target": torch.tensor([0, 3, 2])},
+    "linear_log_prob": {"input": X, "linear_weight": torch.randn(4, 8), "target": torch.tensor([0, 3, 2])},
     "lltm": {
         "input": torch.randn(2, 3),
         "weights": torch.randn(12, 7),
@@ -37,7 +39,8 @@ RIGHT: dict[str, dict[str, Any]] = {
     "square": {"input": X},
 }
 NUMBERS = ("alpha", "beta", "eps", "label_smoothing", "scale", "softcap", "weight_offset", "z_loss")
-OPTIONAL = ("weight", "bias", "eps", "activation", "dtype", "softcap")  # of which None is right
+# Of which None is right.
+OPTIONAL = ("weight", "bias", "linear_bias", "eps", "activation", "dtype", "softcap", "group", "classes")
 
 
 def parameters() -> list[tuple[str, str]]:
@@ -63,7 +66,7 @@ def without_a_gradient(f: Callable[[], Any]) -> Any:
 def test_a_wrong_type_is_named(
     op: str, name: str, dtype: torch.dtype, way: Callable[[Callable[[], Any]], Any], device: torch.device
 ) -> None:
-    if dtype != torch.float32 and op in ("linear", "lltm"):
+    if dtype != torch.float32 and op in ("linear", "linear_cross_entropy", "linear_log_prob", "lltm"):
         pytest.skip("torch multiplies no float8 matrices here")
     right = {
         key: value.to(device, dtype).detach().requires_grad_(way is plainly)
@@ -79,7 +82,9 @@ def test_a_wrong_type_is_named(
     for value in wrong:
         if name == "normalized_shape" and not isinstance(value, (type(None), object)):
             continue
-        if name in ("activation", "reduction") and isinstance(value, str):
+        if value is None and (op, name) == ("linear_cross_entropy", "ignore_index"):
+            continue  # as torch's
+        if name in ("activation", "reduction", "save") and isinstance(value, str):
             continue  # a ValueError, of tests/test_messages.py and tests/ops/test_cross_entropy.py
         with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
             way(lambda value=value: getattr(fastops, op)(**{**right, name: value}))  # type: ignore[misc]

@@ -26,6 +26,10 @@ struct Name<int64_t> {
   static constexpr std::string_view value = "int";
 };
 template <>
+struct Name<std::optional<int64_t>> {
+  static constexpr std::string_view value = "int?";
+};
+template <>
 struct Name<double> {
   static constexpr std::string_view value = "float";
 };
@@ -61,7 +65,7 @@ consteval std::string_view next_type(std::string_view& list) {
   std::string_view item = list.substr(0, comma);
   list.remove_prefix(comma == std::string_view::npos ? list.size() : comma + 1);
   while (!item.empty() && item.front() == ' ') item.remove_prefix(1);
-  return item.substr(0, item.find(' '));
+  return item.substr(0, item.find_first_of(" ("));  // without what is written: Tensor(a!)
 }
 
 template <class... T>

@@ -40,22 +40,25 @@ struct Rows {
   FASTOPS_INLINE bool smooths() const { return kKind == Kind::general && a.smoothing != 0; }
 
   bool skips(int64_t row) const { return a.target[row] == a.ignore_index; }
-  bool is_class(int64_t y) const { return y >= 0 && y < a.n; }
+  bool is_class(int64_t y) const { return y >= 0 && y < a.classes; }
   // A NaN gets the bits that store_pair asks for.
   static A canonical(A x) { return x == x ? x : static_cast<A>(__builtin_nan("")); }
   A weight_of(int64_t y) const { return weight ? canonical(weight[y]) : A(1); }
-  A all_weights() const { return a.weight_sum ? canonical(*static_cast<const A*>(a.weight_sum)) : static_cast<A>(a.n); }
+  A all_weights() const {
+    return a.weight_sum ? canonical(*static_cast<const A*>(a.weight_sum)) : static_cast<A>(a.classes);
+  }
+  A smoothing_of_each() const { return static_cast<A>(a.smoothing / static_cast<double>(a.classes)); }
   const T* logits(int64_t row) const {
     const RowsView& view = a.logits;
     const int64_t outer = row < view.inner ? 0 : row / view.inner;  // mostly without a division
     return static_cast<const T*>(view.data) + outer * view.outer_stride +
            (row - outer * view.inner) * view.inner_stride;
   }
-  U logit(int64_t row, int64_t y) const {
+  U logit(int64_t row, int64_t column) const {
     if constexpr (sizeof(T) == 2)
-      return every<T>(load_first(logits(row) + y, 1)[0]);
+      return every<T>(load_first(logits(row) + column, 1)[0]);
     else
-      return every<T>(logits(row)[y]);
+      return every<T>(logits(row)[column]);
   }
   static FASTOPS_INLINE A lane(V v) { return v[0]; }
   static FASTOPS_INLINE A lane(pair<V> v) { return v.a[0]; }
@@ -72,8 +75,8 @@ struct Rows {
   FASTOPS_INLINE U weights(int64_t j) const {
     if (!weight) return every<T>(1);
     const int64_t left = a.n - j;
-    return left < kUnit<T> ? Parameter<T>::in_lanes(weight + j, first{left})
-                           : Parameter<T>::in_lanes(weight + j, whole{});
+    const A* from = weight + a.first_class + j;
+    return left < kUnit<T> ? Parameter<T>::in_lanes(from, first{left}) : Parameter<T>::in_lanes(from, whole{});
   }
 };
 
@@ -92,7 +95,7 @@ struct Forward : Rows<Element, kKind> {
   const A sign = a.scale < 0 ? A(-1) : A(1),
           magnitude = a.softcap != 0 ? A(1) : static_cast<A>(a.scale < 0 ? -a.scale : a.scale);
 
-  explicit Forward(const LikelihoodForward& problem) : Base{problem, problem.entropy.data != nullptr}, a(problem) {}
+  explicit Forward(const LikelihoodForward& problem) : Base{problem, problem.needs_entropy}, a(problem) {}
 
   int64_t rows() const { return a.rows; }
   int64_t n() const { return a.n; }
@@ -149,10 +152,57 @@ struct Forward : Rows<Element, kKind> {
     state[1] = found[0] * magnitude + state[0];
   }
   void save(int64_t row, int64_t rows, const V* found, const V* state) const {
-    for (int64_t r = 0; r < rows; ++r)
-      save_row(row + r, found[0][r], state[0][r], state[1][r], found[1][r], kSums > 1 ? found[kSums][r] : A(0));
+    for (int64_t r = 0; r < rows; ++r) {
+      const A other = kSums > 1 ? found[kSums][r] : A(0), target = ranking_of_target(row + r);
+      if (a.parts)
+        put_part(row + r, found[0][r], found[1][r], target, other);
+      else
+        save_row(row + r, target, found[0][r], state[0][r], state[1][r], found[1][r], other);
+    }
   }
-  __attribute__((noinline)) void save_row(int64_t row, A peak, A log_sum, A lse, A sum, A other) const {
+  // 0 of a target that is in another part, or ignored: an ignored one may lie outside.
+  __attribute__((noinline)) A ranking_of_target(int64_t row) const {
+    const int64_t column = a.target[row] - a.first_class;
+    return column >= 0 && column < a.n ? this->lane(ranking(this->logit(row, column))) : A(0);
+  }
+  // As the header has them: terms are kept raised, and z without the scale's sign.
+  __attribute__((noinline)) void put_part(int64_t row, A peak, A sum, A target, A other) const {
+    A* part = static_cast<A*>(a.parts) + row * kPartNumbers;
+    if (this->skips(row)) peak = sum = target = other = 0;
+    part[0] = peak;
+    part[1] = sum * kLower<A>;
+    part[2] = this->caps() ? target : target * sign;
+    part[3] = this->has_entropy() ? other * kLower<A> : other;
+  }
+  // A row of all parts' numbers, in their order, to results or to the numbers of one part.
+  void merge_parts(const LikelihoodMerge& from, int64_t row) const {
+    const A* found = static_cast<const A*>(from.found);
+    double total[1 + kSums] = {}, target = 0;
+    for (int64_t k = 0; k < from.count; ++k) {
+      const A* part = found + (k * a.rows + row) * kPartNumbers;
+      const double raised = 1 / static_cast<double>(kLower<A>);
+      const double numbers[] = {part[0], part[1] * raised, this->has_entropy() ? part[3] * raised : part[3]};
+      if (k == 0)
+        for (int i = 0; i <= kSums; ++i) total[i] = numbers[i];
+      else
+        merge(total, numbers);
+      target += part[2];
+    }
+    if (a.parts) {
+      A* part = static_cast<A*>(a.parts) + row * kPartNumbers;
+      const double joined[] = {total[0], total[1] * static_cast<double>(kLower<A>), target,
+                               this->has_entropy() ? total[2] * static_cast<double>(kLower<A>) : total[2]};
+      for (int i = 0; i < kPartNumbers; ++i) part[i] = static_cast<A>(joined[i]);
+      return;
+    }
+    V of_row[1 + kSums] = {}, state[kState];
+    for (int i = 0; i <= kSums; ++i) of_row[i][0] = static_cast<A>(total[i]);
+    finish(row, 1, of_row, state);
+    const A ranked = static_cast<A>(this->caps() ? target : target * sign);
+    save_row(row, ranked, of_row[0][0], state[0][0], state[1][0], of_row[1][0], kSums > 1 ? of_row[kSums][0] : A(0));
+  }
+  // `target`: its ranking.
+  __attribute__((noinline)) void save_row(int64_t row, A target, A peak, A log_sum, A lse, A sum, A other) const {
     const int64_t y = a.target[row];
     A result = 0, weight = 0, of_entropy = 0;
     if (y == a.ignore_index) {
@@ -160,14 +210,13 @@ struct Forward : Rows<Element, kKind> {
     } else {
       const bool is_class = this->is_class(y);
       const A nan = static_cast<A>(__builtin_nan(""));
-      const A loss = is_class ? log_sum - this->lane(difference(ranking(this->logit(row, y)), every<T>(peak))) : nan;
+      const A loss = is_class ? log_sum - this->lane(difference(every<T>(target), every<T>(peak))) : nan;
       weight = is_class ? this->weight_of(y) : A(1);
       if (a.of == Likelihood::log_prob) {
         result = 0 - loss;
       } else {
         result = static_cast<A>(1 - a.smoothing) * weight * loss + static_cast<A>(a.z_loss) * lse * lse;
-        if (this->smooths())
-          result += static_cast<A>(a.smoothing / static_cast<double>(a.n)) * (lse * this->all_weights() - other);
+        if (this->smooths()) result += this->smoothing_of_each() * (lse * this->all_weights() - other);
       }
       if (this->has_entropy()) of_entropy = peak == -__builtin_inf() ? nan : log_sum - other / sum;
     }
@@ -229,8 +278,7 @@ struct Backward : Rows<Element, kKind> {
         of_log = -h;
       }
     } else {
-      const A weight = is_class ? this->weight_of(y) : A(1),
-              each = static_cast<A>(a.smoothing / static_cast<double>(a.n));
+      const A weight = is_class ? this->weight_of(y) : A(1), each = this->smoothing_of_each();
       of_target = g * static_cast<A>(1 - a.smoothing) * weight;
       A whole = static_cast<A>(1 - a.smoothing) * weight + 2 * static_cast<A>(a.z_loss) * lse;
       if (this->smooths()) {
@@ -257,7 +305,7 @@ struct Backward : Rows<Element, kKind> {
       log_p = x[0] * every<T>(this->factor) - state[kLse];
     }
     U du = slope_of<R>(j, log_p, state);
-    const int64_t target = a.target[row] - j;
+    const int64_t target = a.target[row] - a.first_class - j;
     if (static_cast<uint64_t>(target) < kUnit<T>) [[unlikely]] {
       // Not to a half type's precision, since near p = 1 most of it cancels.
       const U own = slope_of<A>(j, log_p, state) - state[kOfTarget];
@@ -340,10 +388,20 @@ void total_of(const RowTotal& a) {
 }  // namespace
 
 void likelihood(const LikelihoodForward& a, int64_t row_begin, int64_t row_end) {
-  run<Forward>(a, a.entropy.data, [&](const auto& engine) { engine.rows(row_begin, row_end); });
+  run<Forward>(a, a.needs_entropy, [&](const auto& engine) { engine.rows(row_begin, row_end); });
 }
 void likelihood_segments(const LikelihoodForward& a, Pass pass, double* found, int64_t task_begin, int64_t task_end) {
-  run<Forward>(a, a.entropy.data, [&](const auto& engine) { engine.segments(pass, found, task_begin, task_end); });
+  run<Forward>(a, a.needs_entropy, [&](const auto& engine) { engine.segments(pass, found, task_begin, task_end); });
+}
+void likelihood_merge(const LikelihoodMerge& a, int64_t row_begin, int64_t row_end) {
+  auto rows_of = [&]<class A>(tag<A>) {
+    const Forward<A, Kind::general> op(a);
+    for (int64_t row = row_begin; row < row_end; ++row) op.merge_parts(a, row);
+  };
+  if (a.dtype == DType::f64)
+    rows_of(tag<double>{});
+  else
+    rows_of(tag<float>{});
 }
 void likelihood_backward(const LikelihoodBackward& a, int64_t row_begin, int64_t row_end) {
   run<Backward>(a, a.grad_entropy.data, [&](const auto& engine) { engine.rows(row_begin, row_end); });

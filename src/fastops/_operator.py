@@ -48,6 +48,8 @@ EVERY_DTYPE = frozenset(x for x in vars(torch).values() if isinstance(x, torch.d
 
 OPERATORS: dict[str, Operator] = {}  # every one that was made, by its raw op's name
 
+WRITERS: dict[str, torch._ops.OpOverload] = {}  # those that write to an argument; nothing differentiates them
+
 _library = torch.library.Library("fastops", "FRAGMENT")
 
 
@@ -173,15 +175,45 @@ class Operator(Differentiable):
         name: the raw op's.
         reference: it is the kernel too for devices that ours do not take.
         fake: the same arguments to empty outputs of the right shape, strides and dtype.
+        schema, kernel: of an op that is composed of torch's and ours here, in place of those in C++: its arguments and
+            results, and what runs on the CPU and on CUDA.
         derivative: see :class:`Differentiable`.
     """
 
-    def __init__(self, name: str, reference: Callable[..., Any], fake: Callable[..., Any], **derivative: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        reference: Callable[..., Any],
+        fake: Callable[..., Any],
+        *,
+        schema: str | None = None,
+        kernel: Callable[..., Any] | None = None,
+        **derivative: Any,
+    ) -> None:
+        self.composed = kernel is not None
+        if schema and kernel:
+            _library.define(f"{name}{schema}")
+            _library.define(f"{name}_reference{schema}")
+            for device in ("CPU", "CUDA"):
+                _library.impl(name, kernel, device)
         torch.library.register_fake(f"fastops::{name}", on_one_device(name, fake), lib=_library)
         for op in (name, f"{name}_reference"):
             _library.impl(op, announced(reference), "CompositeExplicitAutograd")
         super().__init__(name, getattr(torch.ops.fastops, name).default, reference, **derivative)
         OPERATORS[name] = self
+
+
+def writing_operator(name: str, reference: Callable[..., Tensor]) -> torch._ops.OpOverload:
+    """A raw op of ours that writes to its last argument what ``reference`` makes of the others."""
+
+    def write(*inputs: Any) -> None:
+        inputs[-1].copy_(reference(*inputs[:-1]))
+
+    torch.library.register_fake(f"fastops::{name}", on_one_device(name, lambda *inputs: None), lib=_library)
+    for op in (name, f"{name}_reference"):
+        _library.impl(op, announced(write), "CompositeExplicitAutograd")
+    WRITERS[name] = getattr(torch.ops.fastops, name).default
+    return WRITERS[name]
 
 
 def _call_of(op: Differentiable) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from . import _C
+from .families.slices import RULES, multiplied_in, slices
 
 Facts = tuple[int, int, int, int, int]
 
@@ -45,12 +46,17 @@ _ROW_OPS = {
     "cross_entropy": "likelihood",
     "log_prob": "likelihood",
 }
+_LINEAR_LOSSES = ("linear_cross_entropy", "linear_log_prob")
 _ELEMENTWISE = ("square", "relu", "sigmoid", "axpby")
-OPS = (*_NORMS, *_ROW_OPS, *_ELEMENTWISE, "linear", "lltm")
+OPS = (*_NORMS, *_ROW_OPS, *_LINEAR_LOSSES, *_ELEMENTWISE, "linear", "lltm")
 # Of a problem, so that no product of its sizes overflows in the extension.
 _MOST_SIZE, _MOST_NUMBERS = 1 << 40, 1 << 50
 # The sizes that a problem is given by, in the order of its text.
-_SIZES = {"linear": ("rows", "features", "outputs"), "lltm": ("batch", "features", "state")}
+_SIZES = {
+    "linear": ("rows", "features", "outputs"),
+    "lltm": ("batch", "features", "state"),
+    **dict.fromkeys(_LINEAR_LOSSES, ("rows", "features", "classes")),
+}
 _TEAMS = {
     "lanes": "{threads} lanes of a warp",
     "warps": "{threads} threads of a block",
@@ -155,7 +161,8 @@ def plan(
     Args:
         op: a public operator's name.
         dtype: ``f16``, ``bf16``, ``f32`` or ``f64``.
-        size: rows and their length; of ``linear`` rows, features and outputs, of ``lltm`` batch, features and state.
+        size: rows and their length; of ``linear`` rows, features and outputs, of its losses rows, features and classes,
+            of ``lltm`` batch, features and state.
         card: a name of :data:`CARDS`, ``"cpu"``, or None for this machine's GPU, on which CUDA is initialised then,
             or its CPU where it has none.
         backward: the gradients' kernel.
@@ -173,6 +180,8 @@ def plan(
         raise ValueError(f"[plan] parameter is for norms, and one of {', '.join(DTYPES)}, got {parameter!r} of {op}")
     size = sizes_of(op, "x".join(map(str, size)))
     name, facts = card_here() if card is None else (card, facts_of(card))
+    if op in _LINEAR_LOSSES:
+        return Plan(op, backward, name, *_linear_loss(dtype, size, CPU if facts is None else "cuda", backward))
     if facts is None:
         return _on_cpu(op, dtype, size, backward)
     if op in _NORMS:
@@ -254,6 +263,24 @@ def _linear(dtype: str, size: Sequence[int], facts: Facts, backward: bool) -> _F
     return table, number, rule["kernel"], details, rule["why"]
 
 
+def _linear_loss(dtype: str, size: Sequence[int], device: str, backward: bool) -> _Found:
+    """What is kept by ``save="auto"``, and the slices of what is not."""
+    rows, features, classes = size
+    input_bytes = DTYPES[dtype].itemsize
+    logit_bytes = multiplied_in(DTYPES[dtype], device).itemsize
+    shapes = (rows, features, classes, logit_bytes, input_bytes, device)
+    width, kept = slices("auto", *shapes)
+    kernel = "logits kept" if kept == classes else "some logits kept" if kept else "slices"
+    again = math.ceil((classes - kept) / width)
+    details = {
+        "logits kept": f"of {kept} of {classes} classes, {kept * rows * logit_bytes} bytes",
+        "products": f"{2 * (kept > 0) + 3 * again}, {again} of them again" if backward else f"{(kept > 0) + again}",
+        "slices": f"of {width} classes; by save='none' {math.ceil(classes / width)}",
+        "between": "a kernel of cross_entropy's or log_prob's for each: --plan cross_entropy",
+    }
+    return "slices", list(RULES).index(device), kernel, details, RULES[device].why
+
+
 def _lltm(size: Sequence[int]) -> _Found:
     batch, features, state = size
     number = _C.plan_lltm(batch, features + state, 3 * state * (features + state))
@@ -286,10 +313,11 @@ def tables_of(op: str, backward: bool = False) -> dict[str, list[dict[str, Any]]
         **{norm: [f"norm_{direction}"] for norm in _NORMS},
         **{name: ["row"] for name in _ROW_OPS},
         **{name: ["pointwise"] for name in _ELEMENTWISE},
+        **{name: ["slices"] for name in _LINEAR_LOSSES},
     }
     if op not in names:
         raise ValueError(f"[plan] op must be one of {', '.join(OPS)}, got {op!r}")
-    all_rules = _C.plan_rules()
+    all_rules = _C.plan_rules() | {"slices": [{"device": k} | rule._asdict() for k, rule in RULES.items()]}
     return {
         name: [{"number": number} | rule for number, rule in enumerate(all_rules[name]) if _is_for(rule, op, backward)]
         for name in names[op]

@@ -23,6 +23,10 @@ from .ops.cross_entropy import cross_entropy_reference, of_probabilities
 from .ops.cross_entropy import raw_arguments as cross_entropy_arguments
 from .ops.layer_norm import layer_norm_reference
 from .ops.linear import check_activation, linear_epilogue_reference
+from .ops.linear_cross_entropy import linear_cross_entropy_reference
+from .ops.linear_cross_entropy import raw_arguments as linear_cross_entropy_arguments
+from .ops.linear_log_prob import linear_log_prob_reference
+from .ops.linear_log_prob import raw_arguments as linear_log_prob_arguments
 from .ops.lltm import lltm_cell_reference
 from .ops.log_prob import log_prob_reference
 from .ops.log_prob import raw_arguments as log_prob_arguments
@@ -40,6 +44,8 @@ __all__ = [
     "cross_entropy",
     "layer_norm",
     "linear",
+    "linear_cross_entropy",
+    "linear_log_prob",
     "lltm",
     "log_prob",
     "log_softmax",
@@ -183,4 +189,45 @@ def log_prob(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """:func:`fastops.log_prob` in plain PyTorch."""
     found = log_prob_reference(*log_prob_arguments(input, target, scale, softcap, ignore_index, entropy))
+    return found[:2] if entropy else found[0]
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int | None = -100,
+    label_smoothing: float = 0.0,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    dtype: torch.dtype | None = None,
+    save: str = "auto",
+) -> Tensor:
+    """:func:`fastops.linear_cross_entropy` in plain PyTorch, of the whole logits; targets are classes."""
+    ignore_index = -100 if ignore_index is None else ignore_index
+    options = (ignore_index, reduction, label_smoothing, scale, softcap, z_loss, dtype, save)
+    arguments = linear_cross_entropy_arguments(input, linear_weight, target, linear_bias, weight, *options)
+    return linear_cross_entropy_reference(*arguments)[0]
+
+
+def linear_log_prob(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    ignore_index: int = -100,
+    entropy: bool = False,
+    save: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """:func:`fastops.linear_log_prob` in plain PyTorch, of the whole logits."""
+    options = (scale, softcap, ignore_index, entropy, save)
+    found = linear_log_prob_reference(*linear_log_prob_arguments(input, linear_weight, target, linear_bias, *options))
     return found[:2] if entropy else found[0]

@@ -13,6 +13,7 @@ from fastops import _plan, info
 
 OPS = _plan.OPS
 SIZES = {"linear": "64x768x1024", "lltm": "16x32x128"}
+SIZES |= dict.fromkeys(("linear_cross_entropy", "linear_log_prob"), "8192x2048x128256")
 
 
 def size_of(op: str) -> str:
@@ -45,6 +46,18 @@ def test_every_op_has_tables(op: str, backward: bool, capsys: pytest.CaptureFixt
     for name, rules in _plan.tables_of(op, backward).items():
         assert f"{name}\nrule " in said
         assert any(rule["why"] in said for rule in rules)
+
+
+def test_what_a_linear_loss_keeps() -> None:
+    """Of more logits than it keeps the first slices'; the rest is multiplied again."""
+    whole, part = (
+        _plan.plan("linear_cross_entropy", "bf16", (rows, 4096, 262144), "h100", backward=True)
+        for rows in (8192, 65536)
+    )
+    assert whole.kernel == "logits kept"
+    assert whole.details["products"] == "2, 0 of them again"
+    assert part.kernel == "some logits kept"
+    assert part.details["logits kept"].startswith("of 65536 of 262144 classes")
 
 
 def test_a_norm_sees_its_own_rules_alone() -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from .. import ops, reference
 from . import elementwise, linear, lltm, losses, norms, rows
-from .case import Bound, Case, RawCall, Sample, bounds
+from .case import OVER_ONE_ROUNDING, Bound, Case, RawCall, Sample, bounds
 from .inputs import (
     DTYPES,
     LAYOUTS,
@@ -32,6 +32,7 @@ __all__ = [
     "CASES",
     "DTYPES",
     "LAYOUTS",
+    "OVER_ONE_ROUNDING",
     "Bound",
     "Case",
     "Layout",
@@ -243,6 +244,40 @@ CASES: tuple[Case, ...] = (
         formula="log e^x[target] / Σ e^x",
         gradient="[j = target] - p, likewise",
         gradient_reads=losses.gradient_reads,
+        wide_outputs=True,
+    ),
+    Case(
+        name="linear_cross_entropy",
+        function=ops.linear_cross_entropy,
+        reference=reference.linear_cross_entropy,
+        plain=losses.linear_cross_entropy,
+        torch_op=losses.torch_linear_cross_entropy,
+        samples=tuple(losses.linear_samples()),
+        raw=losses.partial_raw,
+        problem=losses.linear_problem,
+        in_features=True,
+        bounds=bounds(f16=(2, 60, 6), bf16=(2, 60, 6), f32=(2, 160, 6), f64=(2, 160, 20)),
+        formula="cross_entropy of x·Wᵀ, a slice of the classes at a time",
+        rounded_once=losses.rounded_once,
+        gradient="(p - [j = target])·W and its transpose times x, of slices too",
+        rounds_between=True,
+        products=(0, 1),
+    ),
+    Case(
+        name="linear_log_prob",
+        function=ops.linear_log_prob,
+        reference=reference.linear_log_prob,
+        plain=losses.linear_log_prob,
+        torch_op=losses.torch_linear_log_prob,
+        samples=tuple(losses.linear_samples()),
+        raw=losses.partial_raw,
+        problem=losses.linear_problem,
+        in_features=True,
+        bounds=bounds(f16=(2, 60, 6), bf16=(2, 60, 6), f32=(2, 160, 6), f64=(2, 160, 20)),
+        formula="log_prob of x·Wᵀ, likewise",
+        gradient="likewise",
+        rounds_between=True,
+        products=(0, 1),
         wide_outputs=True,
     ),
     Case(

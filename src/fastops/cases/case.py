@@ -69,6 +69,9 @@ class Bound:
     kernel: float  # of a raw op by itself, in ulps of each result's own dtype
 
 
+OVER_ONE_ROUNDING = 1.3
+
+
 @dataclass(frozen=True)
 class Case:
     name: str
@@ -90,6 +93,8 @@ class Case:
     gradient_reads: Callable[[tuple[Any, ...], tuple[Tensor, ...]], tuple[Tensor, ...]] | None = None
     dtypes: tuple[torch.dtype, ...] = DTYPES
     wide_outputs: bool = False  # of float32 for the half types
+    # (function, make): names, results, truths; an error is at most OVER_ONE_ROUNDING times that of the truth rounded.
+    rounded_once: Callable[..., Iterator[tuple[str, Tensor, Tensor]]] | None = None
     in_features: bool = False  # problem() also takes (make, rows, in_features, columns), else as many as columns
 
     @property

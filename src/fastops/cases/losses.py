@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .case import RawCall, Sample
-from .inputs import LAYOUTS, SIZES, Layout, Make, channels_last, row_slice, stepped, transposed
+from .inputs import LAYOUTS, SIZES, Layout, Make, channels_last, expanded, row_slice, stepped, transposed
 
 IGNORED = -100
 
@@ -210,3 +210,113 @@ def problem(make: Make, rows: int, n: int) -> tuple[Any, ...]:
 def gradient_reads(args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Logits and targets."""
     return args[0], args[1]
+
+
+def linear_cross_entropy(input: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    log_p, kept = _log_p(input @ weight.mT, target)
+    return -log_p.sum() / kept.sum()
+
+
+def linear_log_prob(input: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return _log_p(input @ weight.mT, target)[0]
+
+
+def torch_linear_cross_entropy(input: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(input, weight).reshape(-1, weight.shape[0]), target.reshape(-1))
+
+
+def torch_linear_log_prob(input: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return torch_log_prob(F.linear(input, weight), target)
+
+
+def linear_samples() -> Iterator[Sample]:
+    """Of hidden states, a weight and targets."""
+
+    def sample(
+        name: str,
+        *leading: int,
+        k: int,
+        n: int,
+        ignored: int = 0,
+        x: Layout | None = None,
+        w: Layout | None = None,
+        **flags: bool,
+    ) -> Sample:
+        def build(make: Make) -> tuple[Any, ...]:
+            target = make.integers(*leading, below=n)
+            if ignored:
+                target.view(-1)[::ignored] = IGNORED
+            return make(*leading, k, layout=x), make(n, k, scale=max(k, 1) ** -0.5, layout=w), target
+
+        return Sample(name, build, **flags)
+
+    yield sample("small", 3, k=4, n=5, small=True)
+    yield sample("small_ignored", 4, k=2, n=3, ignored=2, small=True)
+    yield sample("one_row", 1, k=7, n=129)
+    yield sample("vector", k=7, n=33)
+    yield sample("one_class", 5, k=3, n=1)
+    yield sample("3d", 2, 5, k=12, n=301, ignored=4)
+    yield sample("odd", 37, k=13, n=1001, ignored=3)
+    yield sample("wide", 37, k=64, n=5504)
+    yield sample("no_rows", 0, k=5, n=16)
+    yield sample("ignored_all", 5, k=6, n=17, ignored=1)
+    yield sample("n50257", 5, k=8, n=50257, large=True)
+    yield sample("rows4099", 4099, k=8, n=61, ignored=5, large=True)
+    for layout in LAYOUTS:
+        yield sample(f"{layout.__name__}_input", 37, k=31, n=67, x=layout)
+        if layout is not expanded:  # whose gradients are all 0, but for roundings
+            yield sample(f"{layout.__name__}_weight", 37, k=31, n=67, w=layout)
+
+
+def linear_problem(make: Make, rows: int, in_features: int, classes: int | None = None) -> tuple[Any, ...]:
+    n = in_features if classes is None else classes
+    return make(rows, in_features), make(n, in_features, scale=in_features**-0.5), make.integers(rows, below=n)
+
+
+def rounded_once(function: Callable[..., Tensor], make: Make) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Losses of many rows, and the gradients of their mean, with the logits kept and multiplied again."""
+    args = linear_problem(make, 8192, 32, 512)
+    x, w, target = (a.detach().cpu() for a in args)
+    wide = x.double().requires_grad_(), w.double().requires_grad_()
+    truth = (-_log_p(wide[0] @ wide[1].mT, target)[0]).detach()
+    gradients = torch.autograd.grad(linear_cross_entropy(*wide, target), wide)
+    for save in ("logits", "none"):
+        yield "loss", function(*args, reduction="none", save=save), truth
+        learn = args[0].detach().requires_grad_(), args[1].detach().requires_grad_()
+        found = torch.autograd.grad(function(*learn, args[2], save=save), learn)
+        yield from zip(("dX", "dW"), found, gradients, strict=True)
+
+
+_PARTIAL_OPTIONS = ((0.0, 1.0, None, False), (0.1, -1.5, None, False), (0.0, 0.5, 3.0, True))
+
+
+def partial_raw(make: Make, rows: int, n: int) -> list[RawCall]:
+    """The ops of parts of the classes, of which there are two: their numbers, one part of both, and their results."""
+    half = n // 2
+    x, target = make(rows, n, scale=2.0), _targets(make, (rows,), n)
+    calls = []
+    for smoothing, scale, softcap, entropy in _PARTIAL_OPTIONS:
+        weight = make(n, dtype=make.dtype).abs_().add_(0.1) if smoothing else None
+        options = (IGNORED, smoothing, scale, softcap)
+        parts = [
+            RawCall("likelihood_partial", (part, target, 1, begin, n, weight, *options, entropy), (5,), coarse=(0,))
+            for begin, part in ((0, x[:, :half]), (half, x[:, half:]))
+        ]
+        numbers = torch.stack([part.reference()[0] for part in parts])
+        calls += [*parts, _of_parts("likelihood_join", numbers, None, scale, softcap, entropy)]
+        if entropy:
+            calls.append(_of_parts("log_prob_merge", numbers, target, n, IGNORED, scale, softcap, True))
+        else:
+            calls.append(_of_parts("cross_entropy_merge", numbers, target, n, weight, 0, *options, 0.01, None))
+    return calls
+
+
+def _of_parts(op: str, numbers: Tensor, target: Tensor | None, *options: Any) -> RawCall:
+    """Of which rows are the second dimension."""
+    results = {"likelihood_join": (0,), "log_prob_merge": (0, 1, 2), "cross_entropy_merge": (0, 1)}[op]
+
+    def args_of(begin: int, end: int) -> tuple[Any, ...]:
+        of_rows = () if target is None else (target[begin:end],)
+        return (numbers[:, begin:end], *of_rows, *options)
+
+    return RawCall(op, args_of(0, numbers.shape[1]), row_outputs=results, args_of=args_of)

@@ -21,6 +21,12 @@ _tracing = torch._C._get_tracing_state
 _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
+Triple = tuple[Tensor, Tensor, Tensor]
+
+REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+NONE, MEAN = 0, 1
+
+
 class Rows(NamedTuple):
     """Rows of logits, classes last."""
 
@@ -30,16 +36,24 @@ class Rows(NamedTuple):
     slope: Tensor | float  # du/dx
 
 
-def rows_of(op: str, x: Tensor, target: Tensor, ignore_index: int, scale: float, softcap: float | None) -> Rows:
-    """The rows of ``x``, computed in float32 of the half types.
+def rows_of(
+    op: str,
+    x: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    scale: float,
+    softcap: float | None,
+    classes: int | None = None,
+) -> Rows:
+    """The rows of ``x``, computed in float32 of the half types. ``classes``: of so many x has some.
 
     Of a target that is no class: IndexError on the CPU, NaN on GPUs and where values cannot be looked at.
     """
     target = target.long()  # a uint8 compares with an ignore_index below 0 as if that were one too
     kept = target != ignore_index
-    n = x.shape[-1]
+    n = x.shape[-1] if classes is None else classes
     in_range = (target >= 0) & (target < n)
-    known = _check_targets(op, target, kept, in_range, n, ignore_index)
+    known = check_targets(op, target, kept, in_range, n, ignore_index)
     u = torch.where(kept.unsqueeze(-1), wide(x), 0)
     if not known:
         u = u * torch.where(in_range | ~kept, 1.0, torch.nan).to(u.dtype).unsqueeze(-1)
@@ -55,7 +69,7 @@ def capped(x: Tensor, scale: float, softcap: float | None) -> tuple[Tensor, Tens
     return t * softcap, scale * (1 - t.square())
 
 
-def _check_targets(op: str, target: Tensor, kept: Tensor, in_range: Tensor, n: int, ignore_index: int) -> bool:
+def check_targets(op: str, target: Tensor, kept: Tensor, in_range: Tensor, n: int, ignore_index: int) -> bool:
     """Whether it is known that each target is a class. On the CPU IndexError if one is not."""
     if _compiling() or _tracing() or type(target) is not Tensor or not target.is_cpu or _wrapped(target):
         return False
@@ -73,9 +87,46 @@ def at_target(values: Tensor, target: Tensor) -> Tensor:
     return values.gather(values.dim() - 1, target.unsqueeze(-1)).squeeze(-1)
 
 
-def one_hot(target: Tensor, like: Tensor) -> Tensor:
-    classes = torch.arange(like.shape[-1], device=target.device)
+def one_hot(target: Tensor, like: Tensor, first_class: int = 0) -> Tensor:
+    classes = torch.arange(first_class, first_class + like.shape[-1], device=target.device)
     return (target.unsqueeze(-1) == classes).to(like.dtype)
+
+
+def weights_of(
+    weight: Tensor | None, kept: Tensor, target: Tensor, like: Tensor, classes: int
+) -> tuple[Tensor | None, Tensor, Tensor | int]:
+    """The weights in the dtype that is computed in, of each row its target's, 0 of ignored ones, and all summed up."""
+    if weight is None:
+        return None, kept.to(like.dtype), classes
+    w = weight.to(like.dtype)
+    # index_select takes indices of one dimension; under vmap w[target] would look at values.
+    of_target = w.index_select(0, target.reshape(-1)).view(target.shape)
+    return w, torch.where(kept, of_target, 0), w.sum()
+
+
+def losses_of(
+    rows: Rows, weight: Tensor | None, reduction: int, label_smoothing: float, z_loss: float, dtype: torch.dtype
+) -> Triple:
+    kept, y, u, _ = rows
+    w, row_weight, _ = weights_of(weight, kept, y, u, u.shape[-1])
+    log_p, lse = torch.log_softmax(u, -1), torch.logsumexp(u, -1)
+    loss = -at_target(log_p, y) if weight is None else -row_weight * at_target(log_p, y)
+    if label_smoothing:
+        smooth = -(log_p if w is None else log_p * w).sum(-1)
+        loss = (1 - label_smoothing) * loss + label_smoothing / max(u.shape[-1], 1) * smooth
+    return reduced(loss, lse, kept, row_weight, reduction, z_loss, dtype)
+
+
+def reduced(
+    loss: Tensor, lse: Tensor, kept: Tensor, row_weight: Tensor, reduction: int, z_loss: float, dtype: torch.dtype
+) -> Triple:
+    if z_loss:
+        loss = loss + z_loss * lse.square()
+    loss, lse = torch.where(kept, loss, 0), torch.where(kept, lse, 0)
+    total = row_weight.sum() if reduction == MEAN else lse.new_empty(0)
+    if reduction != NONE:
+        loss = loss.sum() / total if reduction == MEAN else loss.sum()
+    return loss.to(dtype).contiguous(), lse.contiguous(), total
 
 
 def statistics_dtype(input: Tensor) -> torch.dtype:
@@ -106,6 +157,15 @@ def check_input(op: str, input: Tensor) -> None:
 def check_target_dtype(op: str, target: Tensor) -> None:
     if target.dtype not in (torch.int64, torch.uint8):
         raise RuntimeError(f"[{op}] target must have dtype torch.int64 or torch.uint8, got {target.dtype}")
+
+
+def check_weights(op: str, weight: Tensor, classes: int, dtype: torch.dtype) -> None:
+    """``dtype``: the logits'."""
+    if list(weight.shape) != [classes]:
+        raise RuntimeError(f"[{op}] weight must have shape {[classes]}, got {list(weight.shape)}")
+    if weight.dtype not in (dtype, torch.float32):
+        or_single = "" if dtype == torch.float32 else " or torch.float32"
+        raise RuntimeError(f"[{op}] weight must have input's dtype {dtype}{or_single}, got {weight.dtype}")
 
 
 def check_options(op: str, ignore_index: Any, softcap: Any, **numbers: Any) -> int:

@@ -3,6 +3,7 @@
 from .cross_entropy_loss import CrossEntropyLoss
 from .layer_norm import LayerNorm
 from .linear import Linear
+from .linear_cross_entropy_loss import LinearCrossEntropyLoss
 from .lltm import LLTM
 from .log_softmax import LogSoftmax
 from .relu import ReLU
@@ -10,4 +11,15 @@ from .rms_norm import RMSNorm
 from .sigmoid import Sigmoid
 from .softmax import Softmax
 
-__all__ = ["LLTM", "CrossEntropyLoss", "LayerNorm", "Linear", "LogSoftmax", "RMSNorm", "ReLU", "Sigmoid", "Softmax"]
+__all__ = [
+    "LLTM",
+    "CrossEntropyLoss",
+    "LayerNorm",
+    "Linear",
+    "LinearCrossEntropyLoss",
+    "LogSoftmax",
+    "RMSNorm",
+    "ReLU",
+    "Sigmoid",
+    "Softmax",
+]

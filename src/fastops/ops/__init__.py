@@ -6,6 +6,8 @@ from .axpby import axpby
 from .cross_entropy import cross_entropy
 from .layer_norm import layer_norm
 from .linear import linear
+from .linear_cross_entropy import linear_cross_entropy
+from .linear_log_prob import linear_log_prob
 from .lltm import lltm
 from .log_prob import log_prob
 from .log_softmax import log_softmax
@@ -22,6 +24,8 @@ __all__ = [
     "cross_entropy",
     "layer_norm",
     "linear",
+    "linear_cross_entropy",
+    "linear_log_prob",
     "lltm",
     "log_prob",
     "log_softmax",

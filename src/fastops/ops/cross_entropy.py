@@ -11,25 +11,29 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._arguments import check_tensors, type_error
 from .._autocast import casts_losses
-from .._operator import Differentiable, Operator, wide
+from .._operator import Differentiable, Operator, wide, writing_operator
 from ..families.likelihood import (
-    at_target,
+    MEAN,
+    NONE,
+    REDUCTIONS,
+    Triple,
     capped,
     check,
     check_input,
     check_options,
     check_target_dtype,
+    check_weights,
+    losses_of,
     one_hot,
     rows_of,
     statistics_dtype,
+    weights_of,
     without_defaults,
 )
 from ..families.row import HALVES
+from ..families.shard import check_group, shard_of
+from .vocabulary_parallel import CrossEntropyOfShard
 
-Triple = tuple[Tensor, Tensor, Tensor]
-
-REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
-NONE, MEAN = 0, 1
 _DEFAULTS = (None, MEAN, -100, 0.0, 1.0, None, 0.0, None)  # the schema's, from weight on
 
 
@@ -41,36 +45,16 @@ def _check(input: Tensor, target: Tensor, weight: Tensor | None, dtype: torch.dt
     dim = class_dim(input)
     check("cross_entropy", input, target, dim)
     if weight is not None:
-        _check_weights(weight, input, dim)
+        check_weights("cross_entropy", weight, input.shape[dim], input.dtype)
     if dtype is not None:
-        _check_dtype(dtype)
+        check_dtype("cross_entropy", dtype)
 
 
-def _check_dtype(dtype: torch.dtype) -> None:
+def check_dtype(op: str, dtype: Any) -> None:
+    if not isinstance(dtype, torch.dtype):
+        raise type_error(op, "dtype", "a torch.dtype or None", dtype)
     if not dtype.is_floating_point:
-        raise RuntimeError(f"[cross_entropy] dtype must be floating point, got {dtype}")
-
-
-def _check_weights(weight: Tensor, input: Tensor, dim: int) -> None:
-    if list(weight.shape) != [input.shape[dim]]:
-        raise RuntimeError(f"[cross_entropy] weight must have shape {[input.shape[dim]]}, got {list(weight.shape)}")
-    if weight.dtype not in (input.dtype, torch.float32):
-        or_single = "" if input.dtype == torch.float32 else " or torch.float32"
-        raise RuntimeError(
-            f"[cross_entropy] weight must have input's dtype {input.dtype}{or_single}, got {weight.dtype}"
-        )
-
-
-def _weights(
-    weight: Tensor | None, kept: Tensor, target: Tensor, like: Tensor
-) -> tuple[Tensor | None, Tensor, Tensor | int]:
-    """The weights in the dtype that is computed in, of each row its target's, 0 of ignored ones, and all summed up."""
-    if weight is None:
-        return None, kept.to(like.dtype), like.shape[-1]
-    w = weight.to(like.dtype)
-    # index_select takes indices of one dimension; under vmap w[target] would look at values.
-    of_target = w.index_select(0, target.reshape(-1)).view(target.shape)
-    return w, torch.where(kept, of_target, 0), w.sum()
+        raise RuntimeError(f"[{op}] dtype must be floating point, got {dtype}")
 
 
 def cross_entropy_reference(
@@ -87,21 +71,8 @@ def cross_entropy_reference(
 ) -> Triple:
     """The op in plain PyTorch: the loss, the logarithm of each row's sum of e^u, and what mean divides by."""
     _check(input, target, weight, dtype)
-    x = input.movedim(class_dim(input), -1)
-    kept, y, u, _ = rows_of("cross_entropy", x, target, ignore_index, scale, softcap)
-    w, row_weight, _ = _weights(weight, kept, y, u)
-    log_p, lse = torch.log_softmax(u, -1), torch.logsumexp(u, -1)
-    loss = -at_target(log_p, y) if weight is None else -row_weight * at_target(log_p, y)
-    if label_smoothing:
-        smooth = -(log_p if w is None else log_p * w).sum(-1)
-        loss = (1 - label_smoothing) * loss + label_smoothing / max(u.shape[-1], 1) * smooth
-    if z_loss:
-        loss = loss + z_loss * lse.square()
-    loss, lse = torch.where(kept, loss, 0), torch.where(kept, lse, 0)
-    total = row_weight.sum() if reduction == MEAN else lse.new_empty(0)
-    if reduction != NONE:
-        loss = loss.sum() / total if reduction == MEAN else loss.sum()
-    return loss.to(dtype or input.dtype).contiguous(), lse.contiguous(), total
+    rows = rows_of("cross_entropy", input.movedim(class_dim(input), -1), target, ignore_index, scale, softcap)
+    return losses_of(rows, weight, reduction, label_smoothing, z_loss, dtype or input.dtype)
 
 
 def cross_entropy_backward_reference(
@@ -118,24 +89,31 @@ def cross_entropy_backward_reference(
     scale: float = 1.0,
     softcap: float | None = None,
     z_loss: float = 0.0,
+    first_class: int = 0,
+    classes: int | None = None,
 ) -> Tensor:
-    """Gradient for input. lse is made again, so that this can be differentiated."""
-    _check(input, target, weight)
+    """Gradient for input. lse is made again where all classes are there, so that this can be differentiated."""
     dim = class_dim(input)
-    kept, y, u, slope = rows_of("cross_entropy", input.movedim(dim, -1), target, ignore_index, scale, softcap)
-    w, row_weight, weight_sum = _weights(weight, kept, y, u)
-    p = torch.softmax(u, -1)
+    whole = classes is None
+    count = input.shape[dim] if classes is None else classes
+    check("cross_entropy", input, target, dim)
+    if weight is not None:
+        check_weights("cross_entropy", weight, count, input.dtype)
+    rows = rows_of("cross_entropy", input.movedim(dim, -1), target, ignore_index, scale, softcap, classes)
+    kept, y, u, slope = rows
+    w, row_weight, weight_sum = weights_of(weight, kept, y, u, count)
+    p = torch.softmax(u, -1) if whole else torch.exp(u - lse.unsqueeze(-1))
     g = wide(grad).to(u.dtype)
     if reduction == MEAN:
         # 0 / 0 would be NaN in the derivatives of ignored rows, and beside the gradient of lse alone.
         g = g / torch.where(kept & ((total != 0) | (g != 0)), total, 1)
-    smooth = label_smoothing / max(u.shape[-1], 1)
+    smooth = label_smoothing / max(count, 1)
     of_p = (1 - label_smoothing) * row_weight + smooth * weight_sum
     if z_loss:
-        of_p = of_p + 2 * z_loss * torch.logsumexp(u, -1)
-    du = of_p.unsqueeze(-1) * p - ((1 - label_smoothing) * row_weight).unsqueeze(-1) * one_hot(y, u)
+        of_p = of_p + 2 * z_loss * (torch.logsumexp(u, -1) if whole else lse)
+    du = of_p.unsqueeze(-1) * p - ((1 - label_smoothing) * row_weight).unsqueeze(-1) * one_hot(y, u, first_class)
     if label_smoothing:
-        du = du - (smooth if w is None else smooth * w)
+        du = du - (smooth if w is None else smooth * w[first_class : first_class + u.shape[-1]])
     du = g.unsqueeze(-1) * du
     if grad_lse is not None:
         du = du + grad_lse.to(u.dtype).unsqueeze(-1) * p
@@ -263,6 +241,12 @@ def _vmap_backward(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
 _derivative = Operator("cross_entropy_backward", cross_entropy_backward_reference, _fake_backward, vmap=_vmap_backward)
 
 
+# The gradient of logits that some classes have, where it is told to be: that may be where the logits are.
+cross_entropy_backward_out = writing_operator(
+    "cross_entropy_backward_out", lambda grad, *inputs: cross_entropy_backward_reference(grad, None, *inputs)
+)
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
     _, lse, total = outputs
     ctx.count, ctx.options = len(inputs), inputs[3:9]
@@ -308,20 +292,11 @@ def raw_arguments(
     dtype: torch.dtype | None,
 ) -> tuple[Any, ...]:
     """What the raw op gets of the public function's arguments, without what the schema has as default."""
-    usual = type(label_smoothing) is type(scale) is type(z_loss) is float and type(ignore_index) is int
-    if not usual or softcap is not None:
-        numbers = {"label_smoothing": label_smoothing, "scale": scale, "z_loss": z_loss}
-        ignore_index = check_options("cross_entropy", ignore_index, softcap, **numbers)
-    if not 0 <= label_smoothing <= 1:
-        raise RuntimeError(f"[cross_entropy] label_smoothing must be 0 to 1, got {label_smoothing}")
-    if not isinstance(reduction, str):
-        raise type_error("cross_entropy", "reduction", "a str", reduction)
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"[cross_entropy] reduction must be 'none', 'mean' or 'sum', got {reduction!r}")
+    ignore_index = check_loss("cross_entropy", ignore_index, reduction, label_smoothing, scale, softcap, z_loss)
     if not (isinstance(input, Tensor) and isinstance(target, Tensor)):
         check_tensors("cross_entropy", input=input, target=target)
     if weight is not None:
-        _check_weight(weight, target)
+        check_weight("cross_entropy", weight, target)
     as_is = label_smoothing == z_loss == 0.0 and scale == 1.0 and softcap is None
     if weight is not None and weight.dtype in HALVES and casts_losses(input):
         weight = weight.float()
@@ -335,19 +310,40 @@ def raw_arguments(
     return input, target, *without_defaults(options, _DEFAULTS)
 
 
-def _check_weight(weight: Any, target: Tensor) -> None:
+def check_loss(
+    op: str,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    scale: float,
+    softcap: float | None,
+    z_loss: float,
+) -> int:
+    """``ignore_index`` as an integer; the other options have their types and ranges."""
+    usual = type(label_smoothing) is type(scale) is type(z_loss) is float and type(ignore_index) is int
+    if not usual or softcap is not None:
+        numbers = {"label_smoothing": label_smoothing, "scale": scale, "z_loss": z_loss}
+        ignore_index = check_options(op, ignore_index, softcap, **numbers)
+    if not 0 <= label_smoothing <= 1:
+        raise RuntimeError(f"[{op}] label_smoothing must be 0 to 1, got {label_smoothing}")
+    if not isinstance(reduction, str):
+        raise type_error(op, "reduction", "a str", reduction)
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"[{op}] reduction must be 'none', 'mean' or 'sum', got {reduction!r}")
+    return ignore_index
+
+
+def check_weight(op: str, weight: Any, target: Tensor) -> None:
     """As torch, which has no derivative by the weights of classes and does not ignore that one was asked for."""
     if not isinstance(weight, Tensor):
-        raise type_error("cross_entropy", "weight", "a Tensor or None", weight)
+        raise type_error(op, "weight", "a Tensor or None", weight)
     if weight.requires_grad and torch.is_grad_enabled() and not target.is_floating_point():
-        raise RuntimeError("[cross_entropy] weight must not require a gradient: as in torch it has none")
+        raise RuntimeError(f"[{op}] weight must not require a gradient: as in torch it has none")
 
 
 def _of_dtype(input: Tensor, weight: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Any]:
     """The loss is rounded to its dtype at the end; only for float64 is more computed, of converted copies."""
-    if not isinstance(dtype, torch.dtype):
-        raise type_error("cross_entropy", "dtype", "a torch.dtype or None", dtype)
-    _check_dtype(dtype)
+    check_dtype("cross_entropy", dtype)
     if dtype == torch.float64 and input.dtype != dtype:
         input, weight = input.to(dtype), None if weight is None else weight.to(dtype)
     return input, weight, None if input.dtype == dtype else dtype
@@ -377,7 +373,7 @@ def of_probabilities(
     dim = class_dim(input)
     check_input("cross_entropy", input)
     if weight is not None:
-        _check_weights(weight, input, dim)
+        check_weights("cross_entropy", weight, input.shape[dim], input.dtype)
     u, _ = capped(wide(input.movedim(dim, -1)), scale, softcap)
     q = target.movedim(dim, -1).to(u.dtype)
     if label_smoothing:
@@ -389,6 +385,19 @@ def of_probabilities(
     if reduction != NONE:
         loss = loss.mean() if reduction == MEAN else loss.sum()
     return loss.to(dtype or input.dtype), lse
+
+
+def _of_shard(arguments: tuple[Any, ...], classes: int | None, group: Any) -> tuple[Tensor, Tensor]:
+    input, target, *given = arguments
+    given += _DEFAULTS[len(given) :]
+    weight, *options, dtype = given
+    dim = class_dim(input)
+    check("cross_entropy", input, target, dim)
+    shard = shard_of("cross_entropy", input.shape[dim], classes, group)
+    if weight is not None:
+        check_weights("cross_entropy", weight, shard.classes, input.dtype)
+    loss, lse, _ = CrossEntropyOfShard.apply(input, target, weight, tuple(options), dtype or input.dtype, shard)
+    return loss, lse
 
 
 def cross_entropy(
@@ -404,6 +413,8 @@ def cross_entropy(
     z_loss: float = 0.0,
     dtype: torch.dtype | None = None,
     return_lse: bool = False,
+    group: Any = None,
+    classes: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Negative log-likelihood of the target classes under the softmax of the logits.
 
@@ -438,6 +449,11 @@ def cross_entropy(
         z_loss: :math:`\zeta`. Its term is not weighted by :math:`w`; ``"mean"`` divides it as it does the others.
         dtype: the loss's. None: ``input``'s. For float32 of a half type no converted copy is made.
         return_lse: the second result too.
+        group: a ``torch.distributed`` process group among which the classes are shared out: ``input`` has those of
+            this process, in the order of ranks, while ``target`` and ``weight`` are of all. One all-gather of four
+            numbers a row, none in the backward; the results are the same on all processes. No second derivatives.
+        classes: with a group, of all processes together; each has ``ceil(classes / processes)``, the last may have
+            fewer. None: all have as many as this one.
 
     Returns:
         The loss, of no dimensions or, for ``"none"``, of ``target``'s shape. With ``return_lse`` a pair of the loss and
@@ -474,12 +490,19 @@ def cross_entropy(
             z_loss=z_loss,
             dtype=dtype,
             return_lse=return_lse,
+            group=group,
+            classes=classes,
         )
     if return_lse is not False and return_lse is not True:
         raise type_error("cross_entropy", "return_lse", "a bool", return_lse)
+    if group is not None or classes is not None:
+        check_group("cross_entropy", group, classes)
     arguments = raw_arguments(
         input, target, weight, ignore_index, reduction, label_smoothing, scale, softcap, z_loss, dtype
     )
+    if group is not None:
+        pair = _of_shard(arguments, classes, group)
+        return pair if return_lse else pair[0]
     if target.is_floating_point():
         pair = of_probabilities(*arguments)
         return pair if return_lse else pair[0]

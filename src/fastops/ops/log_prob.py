@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._arguments import check_tensors, type_error
-from .._operator import Differentiable, Operator, elementwise_batch
+from .._operator import Differentiable, Operator, elementwise_batch, writing_operator
 from ..families.likelihood import (
     at_target,
     check,
@@ -61,15 +61,20 @@ def log_prob_backward_reference(
     ignore_index: int = -100,
     scale: float = 1.0,
     softcap: float | None = None,
+    first_class: int = 0,
+    classes: int | None = None,
 ) -> Tensor:
-    """Gradient for input. lse and entropy are made again, so that this can be differentiated."""
+    """Gradient for input. lse and entropy are made again where all classes are there, so that this can be
+    differentiated.
+    """
     check("log_prob", input, target, -1)
-    kept, y, u, slope = rows_of("log_prob", input, target, ignore_index, scale, softcap)
-    log_p = torch.log_softmax(u, -1)
+    kept, y, u, slope = rows_of("log_prob", input, target, ignore_index, scale, softcap, classes)
+    log_p = torch.log_softmax(u, -1) if classes is None else u - lse.unsqueeze(-1)
     p = log_p.exp()
-    du = grad.to(u.dtype).unsqueeze(-1) * (one_hot(y, u) - p)
+    du = grad.to(u.dtype).unsqueeze(-1) * (one_hot(y, u, first_class) - p)
     if grad_entropy is not None:
-        by_entropy = _p_log_p(log_p) + p * _entropy(log_p).unsqueeze(-1)
+        of_row = _entropy(log_p) if classes is None else entropy
+        by_entropy = _p_log_p(log_p) + p * of_row.unsqueeze(-1)
         du = du - grad_entropy.to(u.dtype).unsqueeze(-1) * by_entropy
     return torch.where(kept.unsqueeze(-1), du * slope, 0).to(input.dtype).contiguous()
 
@@ -103,6 +108,10 @@ _derivative = Operator(
     lambda grad, grad_entropy, input, *others: input.new_empty(input.shape),
     batch=_batch_backward,
 )
+
+
+# The gradient of logits that some classes have, where it is told to be: that may be where the logits are.
+log_prob_backward_out = writing_operator("log_prob_backward_out", log_prob_backward_reference)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cases import LAYOUTS, RawCall, Sample, expanded
+from ..cases import LAYOUTS, OVER_ONE_ROUNDING, RawCall, Sample, expanded
 from .accuracy import errors, evaluate, is_learnable, tensors_of, truth_of, ulps, wide_copies
 from .poison import NotPoisonedError, unwritten
 from .target import Target
@@ -26,6 +26,7 @@ class Outcome:
 
 Check = Callable[[Target], Iterator[Outcome]]
 
+ONE_ROUNDING = "error over one rounding's"  # its outcome's detail has the numbers
 NOT_CHECKED = "not checked:"  # how the detail of an outcome begins that says nothing
 ROWS, COLUMNS = 37, 67  # not multiples of anything that a kernel works in
 
@@ -67,6 +68,23 @@ def values(t: Target) -> Iterator[Outcome]:
         yield Outcome(kind, error <= limit, error, limit, f"worst at sample {name}" if name else "")
     yield Outcome("inputs unmodified", not changed, detail=", ".join(changed))
     yield Outcome("empty gives zero gradients", not not_zero, detail=", ".join(not_zero))
+
+
+def rounded_once(t: Target) -> Iterator[Outcome]:
+    """Of many rows, whose mean's gradients have no room in float16, the error that a rounding alone would have."""
+    if t.case.rounded_once is None or t.dtype not in (torch.float16, torch.bfloat16):
+        return
+    found: dict[str, float] = {}
+    for name, result, truth in t.case.rounded_once(t.function, t.make()):
+        least = _norm(truth.to(t.dtype).double() - truth)
+        found[name] = max(found.get(name, 0.0), _norm(result.cpu().double() - truth) / least)
+    worst = max(found.values())
+    text = ", ".join(f"{name} {ratio:.2f}" for name, ratio in found.items())
+    yield Outcome(ONE_ROUNDING, worst <= OVER_ONE_ROUNDING, detail=text)
+
+
+def _norm(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x))
 
 
 def kernels(t: Target) -> Iterator[Outcome]:
@@ -186,6 +204,7 @@ def rows_alone(t: Target) -> Iterator[Outcome]:
 
 KERNEL_CHECKS: tuple[Check, ...] = (
     values,
+    rounded_once,
     kernels,
     finite_differences,
     opcheck,

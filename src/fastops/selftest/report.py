@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import capabilities
-from .checks import NOT_CHECKED
+from .checks import NOT_CHECKED, ONE_ROUNDING
 from .runner import Result
 
 DETAIL_WIDTH = 400
@@ -44,7 +44,7 @@ def line(op: str, path: str, results: Sequence[Result]) -> str:
     shown = "  ".join(f"{dtype} {_short(e.get('forward'))}|{_short(e.get('gradient'))}" for dtype, e in errors.items())
     verdict = f"{failed} of {len(results)} FAILED" if failed else f"{len(results)} ok"
     seconds = sum(r.seconds for r in results)
-    return f"{op:<14} {path:<17} {shown:<68} {verdict:>12} {seconds:6.1f} s"
+    return f"{op:<20} {path:<17} {shown:<68} {verdict:>12} {seconds:6.1f} s"
 
 
 def _short(error: float | None) -> str:
@@ -68,6 +68,7 @@ def summary(results: Sequence[Result], seconds: float) -> str:
         lines.append(failure(first))
         if others:
             lines.append(f"       also on {', '.join(f'{r.path} {r.dtype}' for r in others)}")
+    lines += dict.fromkeys(f"{r.op}, {r.dtype}: {r.check} {r.detail}" for r in results if r.check == ONE_ROUNDING)
     lines += dict.fromkeys(f"{r.check}: {r.detail}" for r in results if r.detail.startswith(NOT_CHECKED))
     failed = sum(map(len, groups.values()))
     ops, paths = len({r.op for r in results}), ", ".join(dict.fromkeys(r.path for r in results))

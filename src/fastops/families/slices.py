@@ -1,0 +1,75 @@
+"""In which slices a linear layer's classes are walked over, and of how many of them the logits are kept.
+
+The whole logits, [rows, classes], are the largest tensor of a language model's step. A slice of them is in memory for a
+moment: it is multiplied, read, and overwritten by the next. What the backward needs again it multiplies again, unless
+it was kept. Nothing but shapes, dtypes and the device decides.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from .._arguments import type_error
+
+SAVES = ("auto", "logits", "none")
+
+
+class Slices(NamedTuple):
+    width: int  # classes of a slice
+    kept: int  # classes, the first ones, whose logits are kept
+
+
+class _Rule(NamedTuple):
+    least: int  # classes of a slice
+    multiple: int  # of classes
+    least_bytes: int  # of a slice's logits
+    why: str
+
+
+# A slice is a tenth of the gradients, so that it does not show beside them, but no less than this.
+RULES = {
+    "cuda": _Rule(1024, 256, 32 << 20, "narrower products are slower, and add to the input's gradient more often"),
+    "cpu": _Rule(256, 64, 8 << 20, "a slice stays in the last cache"),
+}
+MOST_KEPT = 8 << 30  # bytes, by "auto"
+
+
+def slices(
+    save: str, rows: int, features: int, classes: int, logit_bytes: int, input_bytes: int, device: str
+) -> Slices:
+    """Sizes may be symbolic. ``logit_bytes`` and ``input_bytes``: of an element."""
+    rule = RULES.get(device, RULES["cuda"])
+    of_class = max(rows, 1) * logit_bytes
+    of_slice = max((classes + rows) * features * input_bytes // 10, rule.least_bytes)
+    width = max(of_slice // of_class // rule.multiple * rule.multiple, rule.least)
+    if save == "none":
+        return Slices(width, 0)
+    if save == "logits":
+        return Slices(width, classes)
+    fitting = max(MOST_KEPT // of_class // width * width, 0)
+    return Slices(width, min(fitting, classes))
+
+
+def multiplied_in(dtype: torch.dtype, device: str) -> torch.dtype:
+    return torch.float32 if device != "cuda" and dtype in _SLOW_ON_CPU else dtype
+
+
+def _slow_on_cpu() -> tuple[torch.dtype, ...]:
+    """The half types that this CPU has no instructions for: torch's products are faster in float32."""
+    asks = {
+        torch.bfloat16: ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
+        torch.float16: ("_is_amx_fp16_supported",),
+    }
+    return tuple(d for d, names in asks.items() if not any(getattr(torch.cpu, name, bool)() for name in names))
+
+
+_SLOW_ON_CPU = _slow_on_cpu()
+
+
+def check_save(op: str, save: object) -> None:
+    if not isinstance(save, str):
+        raise type_error(op, "save", "a str", save)
+    if save not in SAVES:
+        raise ValueError(f"[{op}] save must be 'auto', 'logits' or 'none', got {save!r}")

@@ -1,0 +1,480 @@
+"""linear_cross_entropy: cross entropy of a linear layer's outputs, which are never whole in memory unless kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from .._arguments import check_tensors
+from .._operator import Operator, wide
+from ..families.likelihood import MEAN, NONE, REDUCTIONS, check_targets, check_weights, losses_of, rows_of
+from ..families.linear_likelihood import (
+    Linear,
+    Needs,
+    are_hooked,
+    check_devices,
+    check_operands,
+    composed,
+    derivative,
+    flat,
+    gradients,
+    like_operands,
+    of_linear,
+    operand_dtype,
+    product_of,
+    room_for,
+    slices_of,
+    statistics_of,
+    whole_logits,
+)
+from ..families.shard import check_group, shard_of
+from ..families.slices import check_save
+from .cross_entropy import (
+    check_dtype,
+    check_loss,
+    check_weight,
+    cross_entropy,
+    cross_entropy_backward_out,
+    cross_entropy_backward_reference,
+)
+from .likelihood_partial import cross_entropy_merge, linear_parts
+from .linear import linear
+from .vocabulary_parallel import LinearCrossEntropyOfShard
+
+Four = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def linear_cross_entropy_reference(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    dtype: torch.dtype | None = None,
+    product: torch.dtype | None = None,
+    width: int = 1,
+    kept: int = 0,
+) -> Four:
+    """The op in plain PyTorch, of the whole logits: loss, lse, what mean divides by, and no logits."""
+    logits = whole_logits(input, linear_weight, linear_bias)
+    rows = rows_of("linear_cross_entropy", logits, target, ignore_index, scale, softcap)
+    found = losses_of(rows, weight, reduction, label_smoothing, z_loss, dtype or input.dtype)
+    return *found, input.new_empty(target.numel(), 0)
+
+
+def _forward(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    dtype: torch.dtype | None = None,
+    product: torch.dtype | None = None,
+    width: int = 1,
+    kept: int = 0,
+) -> Four:
+    classes, y = linear_weight.shape[0], flat(target)
+    check_targets("linear_cross_entropy", y, y != ignore_index, (y >= 0) & (y < classes), classes, ignore_index)
+    w = None if weight is None else wide(weight)
+    options = (ignore_index, label_smoothing, scale, softcap, False)
+    linear = Linear.of(input, linear_weight, linear_bias, product, width)
+    parts, logits = linear_parts(linear, y, 0, classes, w, options, kept)
+    loss, lse, total = cross_entropy_merge(
+        parts, y, classes, w, reduction, ignore_index, label_smoothing, scale, softcap, z_loss, dtype or input.dtype
+    )
+    if reduction == NONE:
+        loss = loss.view(target.shape)
+    return loss, lse.view(target.shape), total, logits
+
+
+def _fake(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    dtype: torch.dtype | None = None,
+    product: torch.dtype | None = None,
+    width: int = 1,
+    kept: int = 0,
+) -> Four:
+    statistics = statistics_of(input, product)
+    return (
+        input.new_empty(target.shape if reduction == NONE else (), dtype=dtype),
+        input.new_empty(target.shape, dtype=statistics),
+        input.new_empty(() if reduction == MEAN else 0, dtype=statistics),
+        room_for(input.new_empty(0, dtype=operand_dtype(input, product)), target.numel(), kept),
+    )
+
+
+def linear_cross_entropy_backward_reference(
+    grad: Tensor,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    total: Tensor,
+    logits: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    label_smoothing: float,
+    scale: float,
+    softcap: float | None,
+    z_loss: float,
+    product: torch.dtype | None,
+    need_input: bool,
+    need_weight: bool,
+    need_bias: bool,
+    width: int,
+    first_class: int = 0,
+    classes: int | None = None,
+    input_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients for input, linear_weight and linear_bias, of the whole logits; what is not needed is empty."""
+    z = whole_logits(input, linear_weight, linear_bias)
+    of_rows = grad.reshape(-1) if reduction == NONE else grad
+    z = z.reshape(-1, z.shape[-1])
+    options = (reduction, ignore_index, label_smoothing, scale, softcap, z_loss, first_class, classes)
+    w = None if weight is None else wide(weight)
+    d = cross_entropy_backward_reference(of_rows, None, z, target.reshape(-1), lse.reshape(-1), total, w, *options)
+    needs = Needs(need_input, need_weight, need_bias)
+    return of_linear(d, input, linear_weight, linear_bias, needs, input_dtype)
+
+
+def _gradients(
+    grad: Tensor,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    total: Tensor,
+    logits: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    label_smoothing: float,
+    scale: float,
+    softcap: float | None,
+    z_loss: float,
+    product: torch.dtype | None,
+    need_input: bool,
+    need_weight: bool,
+    need_bias: bool,
+    width: int,
+    first_class: int = 0,
+    classes: int | None = None,
+    input_dtype: torch.dtype | None = None,
+    overwrite: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, lse = flat(target), lse.reshape(-1)
+    classes = linear_weight.shape[0] if classes is None else classes
+    linear = Linear.of(input, linear_weight, linear_bias, product, width)
+    w = None if weight is None else wide(weight)
+    of_rows = grad.reshape(-1) if reduction == NONE else grad
+    row_scale: Tensor | None = None
+    if linear.x.dtype == torch.float16:
+        of_rows, row_scale = _unscaled(of_rows.float(), total, y != ignore_index, reduction)
+        reduction, total = NONE, lse.new_empty(0)
+
+    def write(z: Tensor, begin: int, out: Tensor) -> None:
+        options = (w, reduction, ignore_index, label_smoothing, scale, softcap, z_loss, first_class + begin, classes)
+        cross_entropy_backward_out(of_rows, z, y, lse, total, *options, out)
+
+    needs = Needs(need_input, need_weight, need_bias)
+    return gradients(input, linear, logits, overwrite, needs, write, row_scale, input_dtype)
+
+
+def _unscaled(grad: Tensor, total: Tensor, kept: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    """The gradients of rows as 1, 0 or -1, and what they are to be multiplied by."""
+    if reduction != NONE:
+        scale = grad if reduction != MEAN else torch.where((total == 0) & ~kept.any(), 0, grad / total)
+        return torch.ones_like(grad).expand(kept.shape), scale
+    size = torch.where(kept, grad.abs(), 0)
+    return torch.where(size == 0, 0, grad / size), size
+
+
+def _fake_gradients(
+    grad: Tensor,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    total: Tensor,
+    logits: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    label_smoothing: float,
+    scale: float,
+    softcap: float | None,
+    z_loss: float,
+    product: torch.dtype | None,
+    need_input: bool,
+    need_weight: bool,
+    need_bias: bool,
+    width: int,
+    first_class: int = 0,
+    classes: int | None = None,
+    input_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    needs = Needs(need_input, need_weight, need_bias)
+    return like_operands(input, linear_weight, linear_bias, needs, input_dtype)
+
+
+_kernel = composed(_gradients)
+_derivative = Operator(
+    "linear_cross_entropy_backward",
+    linear_cross_entropy_backward_reference,
+    _fake_gradients,
+    outputs=3,
+    schema="(Tensor grad, Tensor input, Tensor linear_weight, Tensor target, Tensor lse, Tensor total, "
+    "Tensor logits, Tensor? linear_bias, Tensor? weight, int reduction, int ignore_index, float label_smoothing, "
+    "float scale, float? softcap, float z_loss, ScalarType? product, bool need_input, bool need_weight, "
+    "bool need_bias, SymInt width, int first_class=0, int? classes=None, ScalarType? input_dtype=None) "
+    "-> (Tensor, Tensor, Tensor)",
+    kernel=_kernel,
+)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
+    input, linear_weight, target, linear_bias, weight, *options, ctx.width, _ = inputs
+    _, lse, total, logits = outputs
+    ctx.options, ctx.product = options[:6], options[7]
+    ctx.hooked = are_hooked()
+    ctx.save_for_backward(input, linear_weight, target, lse, total, logits, linear_bias, weight)
+
+
+def _backward(ctx: Any, grad: Tensor) -> Any:
+    need_input, need_weight, _, need_bias = ctx.needs_input_grad[:4]
+    needs = need_input, need_weight, need_bias
+    arguments = (grad, *ctx.saved_tensors, *ctx.options, ctx.product, *needs, ctx.width)
+    found = derivative(_derivative, _kernel, arguments, ctx.saved_tensors[5], ctx.hooked)
+    of_input, of_weight, of_bias = (x if needed else None for x, needed in zip(found, needs, strict=True))
+    return of_input, of_weight, None, of_bias, *(None,) * 11
+
+
+_op = Operator(
+    "linear_cross_entropy",
+    linear_cross_entropy_reference,
+    _fake,
+    save=_save,
+    backward=_backward,
+    schema="(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias=None, Tensor? weight=None, "
+    "int reduction=1, int ignore_index=-100, float label_smoothing=0.0, float scale=1.0, float? softcap=None, "
+    "float z_loss=0.0, ScalarType? dtype=None, ScalarType? product=None, SymInt width=1, SymInt kept=0) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    kernel=composed(_forward),
+)
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int | None = -100,
+    label_smoothing: float = 0.0,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    dtype: torch.dtype | None = None,
+    save: str = "auto",
+    group: Any = None,
+    classes: int | None = None,
+) -> Tensor:
+    r"""Cross entropy of a linear layer's outputs, without a tensor of their size: a language model's head and its loss.
+
+    .. math:: z = x W^\top + b, \qquad \ell = \text{cross\_entropy}(z, y)
+
+    with :func:`fastops.cross_entropy`'s formula and options. torch multiplies the matrices, a slice of the classes at a
+    time, and one pass of ours reads or makes each slice of the logits. Sums that meet are added in float32: lse of the
+    slices, the input's gradient, the loss. The weight's gradient is one product over all rows for each slice, rounded
+    once; under autocast that of a float32 weight is never rounded to a half type. In float16 the gradient of the logits
+    is not scaled before its products, so that a mean over many rows does not make it 0.
+
+    Args:
+        input: hidden states, [*, features]. float16, bfloat16, float32 and float64 on CPU and CUDA run our kernels;
+            other dtypes and devices the plain composition.
+        linear_weight: :math:`W`, [classes, features], of ``input``'s dtype, or under autocast any. Or [classes, d1,
+            ..., features] for a loss of more dimensions, whose logits are whole.
+        target: a class for each row, int64 or uint8, [*]; with more dimensions of the weight [*, d1, ...]. Or
+            probabilities of the logits' shape [*, classes, d1, ...], for which the logits are whole too.
+        linear_bias: :math:`b`, of the weight's shape without features.
+        weight: a weight of each class, [classes], of ``input``'s dtype or float32. None: 1.
+        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for a loss of each row.
+        ignore_index: rows with this target have loss 0 and gradient 0. Their hidden states must be finite, or the
+            weight's gradient is not. None: -100, as torch's.
+        label_smoothing: 0 to 1.
+        scale: of the logits.
+        softcap: what the logits are capped to by a tanh, greater than 0. None: they are not.
+        z_loss: the factor of lse² in each row's loss; ``"mean"`` divides it by the weights' sum as it does the rest.
+        dtype: the loss's. None: ``input``'s, under autocast float32.
+        save: what is kept for the backward beside the inputs. ``"logits"``: the logits, for 3 products in all; what
+            is largest at a time are they and the gradients. ``"none"``: nothing of their size, for 4 products,
+            because the backward multiplies them again; what is largest are the gradients. ``"auto"``: the logits, but
+            of more than 8 GiB the first so many. Shapes alone decide: ``python -m fastops.info --plan
+            linear_cross_entropy`` shows it.
+        group: a ``torch.distributed`` process group among which the classes are shared out: ``linear_weight`` and
+            ``linear_bias`` have those of this process, in the order of ranks, while ``input``, ``target`` and
+            ``weight`` are of all. One all-gather of four numbers a row; the backward adds up ``input``'s gradient,
+            in float32, and no more. The results are the same on all processes. No second derivatives.
+        classes: with a group, of all processes together; each has ``ceil(classes / processes)``, the last may have
+            fewer. None: all have as many as this one.
+
+    Returns:
+        The loss, of no dimensions or, for ``"none"``, of ``target``'s shape. A mean over no rows is NaN; its gradient
+        is 0.
+
+    Raises:
+        IndexError: on the CPU, a target that is neither a class nor ``ignore_index``; of a compiled graph RuntimeError.
+            On CUDA, and under transforms that cannot look at values, the row's loss and gradient are NaN instead.
+        RuntimeError: shapes, dtypes, ``label_smoothing`` or ``softcap`` are wrong; ``weight`` requires a gradient.
+        TypeError: an argument of another type.
+        ValueError: no such ``reduction`` or ``save``.
+
+    The logits' memory is used again for their gradients in the backward, unless the graph is kept. Only the gradients
+    that are asked for are computed: a frozen weight costs no product and no memory. The same as
+    ``torch.nn.functional.linear_cross_entropy`` of torch 2.13, but for its ``options``, in whose place ``save`` is. A
+    row's logits, by torch's product, may depend in their last bit on how many rows there are. Second derivatives and
+    forward mode are the plain composition's, of the whole logits.
+    """
+    if has_torch_function_variadic(input, linear_weight, target, linear_bias, weight):
+        return handle_torch_function(
+            linear_cross_entropy,
+            (input, linear_weight, target, linear_bias, weight),
+            input,
+            linear_weight,
+            target,
+            linear_bias=linear_bias,
+            weight=weight,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            scale=scale,
+            softcap=softcap,
+            z_loss=z_loss,
+            dtype=dtype,
+            save=save,
+            group=group,
+            classes=classes,
+        )
+    check_save("linear_cross_entropy", save)
+    check_group("linear_cross_entropy", group, classes)
+    ignore_index = -100 if ignore_index is None else ignore_index
+    if _needs_whole(input, linear_weight, target):
+        if group is not None:
+            raise RuntimeError(
+                "[linear_cross_entropy] a group takes a weight of 2 dimensions and targets that are classes, got "
+                f"{linear_weight.dim()} dimensions and {target.dtype}"
+            )
+        logits = _whole_logits(input, linear_weight, linear_bias)
+        return cross_entropy(  # type: ignore[return-value]
+            logits,
+            target,
+            weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            scale=scale,
+            softcap=softcap,
+            z_loss=z_loss,
+            dtype=dtype,
+        )
+    options = (ignore_index, reduction, label_smoothing, scale, softcap, z_loss, dtype, save)
+    if group is None:
+        return _op.call(*raw_arguments(input, linear_weight, target, linear_bias, weight, *options))
+    arguments = raw_arguments(input, linear_weight, target, linear_bias, None, *options)
+    shard = shard_of("linear_cross_entropy", linear_weight.shape[0], classes, group)
+    of_loss, (result, *schedule) = arguments[5:11], arguments[11:]
+    if weight is not None:
+        check_weight("linear_cross_entropy", weight, target)
+        check_weights("linear_cross_entropy", weight, shard.classes, weight.dtype if schedule[0] else input.dtype)
+    loss: Tensor = LinearCrossEntropyOfShard.apply(
+        *arguments[:4], weight, of_loss, result or input.dtype, *schedule, shard, _derivative, _kernel
+    )
+    return loss
+
+
+def _needs_whole(input: Tensor, linear_weight: Tensor, target: Tensor) -> bool:
+    check_tensors("linear_cross_entropy", input=input, linear_weight=linear_weight, target=target)
+    return linear_weight.dim() > 2 or target.is_floating_point()
+
+
+def _whole_logits(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """[*, classes, d1, ...], of a weight [classes, d1, ..., features]."""
+    if weight.dim() > 2 and input.dim() < 2:
+        raise RuntimeError(
+            f"[linear_cross_entropy] input must have shape [N, features] beside a weight of {weight.dim()} dimensions, "
+            f"got {list(input.shape)}"
+        )
+    outputs = weight.shape[:-1]
+    if bias is not None:
+        if bias.shape != outputs:
+            raise RuntimeError(
+                f"[linear_cross_entropy] linear_bias must have shape {list(outputs)}, got {list(bias.shape)}"
+            )
+        bias = bias.reshape(-1)
+    return linear(input, weight.reshape(-1, weight.shape[-1]), bias).unflatten(-1, outputs)
+
+
+def raw_arguments(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    scale: float,
+    softcap: float | None,
+    z_loss: float,
+    dtype: torch.dtype | None,
+    save: str,
+) -> tuple[Any, ...]:
+    """What the raw op gets of the public function's arguments."""
+    op = "linear_cross_entropy"
+    ignore_index = check_loss(op, ignore_index, reduction, label_smoothing, scale, softcap, z_loss)
+    if dtype is not None:
+        check_dtype(op, dtype)
+    check_operands(op, input, linear_weight, target, linear_bias)
+    product = product_of(op, input, linear_weight, linear_bias)
+    if weight is not None:
+        check_weight(op, weight, target)
+        check_weights(op, weight, linear_weight.shape[0], weight.dtype if product else input.dtype)
+    check_devices(op, input, linear_weight=linear_weight, target=target, linear_bias=linear_bias, weight=weight)
+    if dtype is None and product is not None:
+        dtype = torch.float32
+    width, kept = slices_of(input, linear_weight, linear_bias, product, save)
+    options = (REDUCTIONS[reduction], ignore_index, label_smoothing, scale, softcap, z_loss)
+    if dtype == input.dtype:
+        dtype = None
+    return input, linear_weight, target, linear_bias, weight, *options, dtype, product, width, kept

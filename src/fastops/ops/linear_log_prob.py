@@ -1,0 +1,341 @@
+"""linear_log_prob: log_prob of a linear layer's outputs, which are never whole in memory unless kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from .._arguments import type_error
+from .._operator import Differentiable, Operator
+from ..families.likelihood import check_options, check_targets
+from ..families.linear_likelihood import (
+    Linear,
+    Needs,
+    are_hooked,
+    check_devices,
+    check_operands,
+    composed,
+    derivative,
+    flat,
+    gradients,
+    like_operands,
+    of_linear,
+    operand_dtype,
+    product_of,
+    room_for,
+    slices_of,
+    statistics_of,
+    whole_logits,
+)
+from ..families.slices import check_save
+from .likelihood_partial import linear_parts, log_prob_merge
+from .log_prob import log_prob_backward_out, log_prob_backward_reference, log_prob_reference
+
+Four = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def linear_log_prob_reference(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None = None,
+    ignore_index: int = -100,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    entropy: bool = False,
+    product: torch.dtype | None = None,
+    width: int = 1,
+    kept: int = 0,
+) -> Four:
+    """The op in plain PyTorch, of the whole logits: log-probabilities, entropies if asked for, lse, and no logits."""
+    logits = whole_logits(input, linear_weight, linear_bias)
+    found = log_prob_reference(logits, target, ignore_index, scale, softcap, entropy)
+    return *found, input.new_empty(target.numel(), 0)
+
+
+def _forward(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None = None,
+    ignore_index: int = -100,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    entropy: bool = False,
+    product: torch.dtype | None = None,
+    width: int = 1,
+    kept: int = 0,
+) -> Four:
+    classes, y = linear_weight.shape[0], flat(target)
+    check_targets("linear_log_prob", y, y != ignore_index, (y >= 0) & (y < classes), classes, ignore_index)
+
+    options = (ignore_index, 0.0, scale, softcap, entropy)
+    linear = Linear.of(input, linear_weight, linear_bias, product, width)
+    parts, logits = linear_parts(linear, y, 0, classes, None, options, kept)
+    found, spread, lse = log_prob_merge(parts, y, classes, ignore_index, scale, softcap, entropy)
+    shape = target.shape
+    return found.view(shape), spread.view(shape) if entropy else spread, lse.view(shape), logits
+
+
+def _fake(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None = None,
+    ignore_index: int = -100,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    entropy: bool = False,
+    product: torch.dtype | None = None,
+    width: int = 1,
+    kept: int = 0,
+) -> Four:
+    def rows(shape: Any) -> Tensor:
+        return input.new_empty(shape, dtype=statistics_of(input, product))
+
+    logits = room_for(input.new_empty(0, dtype=operand_dtype(input, product)), target.numel(), kept)
+    return rows(target.shape), rows(target.shape if entropy else 0), rows(target.shape), logits
+
+
+def linear_log_prob_backward_reference(
+    grad: Tensor,
+    grad_entropy: Tensor | None,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    entropy: Tensor,
+    logits: Tensor,
+    linear_bias: Tensor | None,
+    ignore_index: int,
+    scale: float,
+    softcap: float | None,
+    product: torch.dtype | None,
+    need_input: bool,
+    need_weight: bool,
+    need_bias: bool,
+    width: int,
+    first_class: int = 0,
+    classes: int | None = None,
+    input_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients for input, linear_weight and linear_bias, of the whole logits; what is not needed is empty."""
+    z = whole_logits(input, linear_weight, linear_bias)
+    options = (ignore_index, scale, softcap, first_class, classes)
+    d = log_prob_backward_reference(grad, grad_entropy, z, target, lse, entropy, *options)
+    needs = Needs(need_input, need_weight, need_bias)
+    return of_linear(d, input, linear_weight, linear_bias, needs, input_dtype)
+
+
+def _gradients(
+    grad: Tensor,
+    grad_entropy: Tensor | None,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    entropy: Tensor,
+    logits: Tensor,
+    linear_bias: Tensor | None,
+    ignore_index: int,
+    scale: float,
+    softcap: float | None,
+    product: torch.dtype | None,
+    need_input: bool,
+    need_weight: bool,
+    need_bias: bool,
+    width: int,
+    first_class: int = 0,
+    classes: int | None = None,
+    input_dtype: torch.dtype | None = None,
+    overwrite: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, classes = flat(target), linear_weight.shape[0] if classes is None else classes
+    linear = Linear.of(input, linear_weight, linear_bias, product, width)
+    g, h = grad.reshape(-1), None if grad_entropy is None else grad_entropy.reshape(-1)
+    of_row = lse.reshape(-1), entropy.reshape(-1)
+    row_scale: Tensor | None = None
+    if linear.x.dtype == torch.float16:
+        g, h, row_scale = _unscaled(g, h, y != ignore_index)
+
+    def write(z: Tensor, begin: int, out: Tensor) -> None:
+        log_prob_backward_out(g, h, z, y, *of_row, ignore_index, scale, softcap, first_class + begin, classes, out)
+
+    needs = Needs(need_input, need_weight, need_bias)
+    return gradients(input, linear, logits, overwrite, needs, write, row_scale, input_dtype)
+
+
+def _unscaled(g: Tensor, h: Tensor | None, kept: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    """A row's gradients over the larger one of them, and that."""
+    size = torch.where(kept, g.abs() if h is None else torch.maximum(g.abs(), h.abs()), 0)
+    by = torch.where(size == 0, 1, size)
+    return g / by, None if h is None else h / by, size
+
+
+def _fake_gradients(
+    grad: Tensor,
+    grad_entropy: Tensor | None,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    entropy: Tensor,
+    logits: Tensor,
+    linear_bias: Tensor | None,
+    ignore_index: int,
+    scale: float,
+    softcap: float | None,
+    product: torch.dtype | None,
+    need_input: bool,
+    need_weight: bool,
+    need_bias: bool,
+    width: int,
+    first_class: int = 0,
+    classes: int | None = None,
+    input_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    needs = Needs(need_input, need_weight, need_bias)
+    return like_operands(input, linear_weight, linear_bias, needs, input_dtype)
+
+
+_kernel = composed(_gradients)
+_derivative = Operator(
+    "linear_log_prob_backward",
+    linear_log_prob_backward_reference,
+    _fake_gradients,
+    outputs=3,
+    schema="(Tensor grad, Tensor? grad_entropy, Tensor input, Tensor linear_weight, Tensor target, Tensor lse, "
+    "Tensor entropy, Tensor logits, Tensor? linear_bias, int ignore_index, float scale, float? softcap, "
+    "ScalarType? product, bool need_input, bool need_weight, bool need_bias, SymInt width, "
+    "int first_class=0, int? classes=None, ScalarType? input_dtype=None) -> (Tensor, Tensor, Tensor)",
+    kernel=_kernel,
+)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
+    input, linear_weight, target, linear_bias, ignore_index, scale, softcap, _, ctx.product, ctx.width, _ = inputs
+    _, entropy, lse, logits = outputs
+    ctx.options = ignore_index, scale, softcap
+    ctx.hooked = are_hooked()
+    ctx.save_for_backward(input, linear_weight, target, lse, entropy, logits, linear_bias)
+
+
+def _backward(ctx: Any, grad: Tensor, grad_entropy: Tensor | None = None) -> Any:
+    need_input, need_weight, _, need_bias = ctx.needs_input_grad[:4]
+    needs = need_input, need_weight, need_bias
+    arguments = (grad, grad_entropy, *ctx.saved_tensors, *ctx.options, ctx.product, *needs, ctx.width)
+    found = derivative(_derivative, _kernel, arguments, ctx.saved_tensors[5], ctx.hooked)
+    of_input, of_weight, of_bias = (x if needed else None for x, needed in zip(found, needs, strict=True))
+    return of_input, of_weight, None, of_bias, *(None,) * 7
+
+
+_op = Operator(
+    "linear_log_prob",
+    linear_log_prob_reference,
+    _fake,
+    save=_save,
+    backward=_backward,
+    schema="(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias=None, int ignore_index=-100, "
+    "float scale=1.0, float? softcap=None, bool entropy=False, ScalarType? product=None, SymInt width=1, "
+    "SymInt kept=0) -> (Tensor, Tensor, Tensor, Tensor)",
+    kernel=composed(_forward),
+)
+# Of the same raw op two outputs are differentiable here.
+_with_entropy = Differentiable(
+    "linear_log_prob", _op.raw, linear_log_prob_reference, outputs=2, save=_save, backward=_backward
+)
+
+
+def raw_arguments(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    ignore_index: int,
+    entropy: bool,
+    save: str,
+) -> tuple[Any, ...]:
+    """What the raw op gets of the public function's arguments."""
+    op = "linear_log_prob"
+    ignore_index = check_options(op, ignore_index, softcap, scale=scale)
+    if entropy is not False and entropy is not True:
+        raise type_error(op, "entropy", "a bool", entropy)
+    check_save(op, save)
+    check_operands(op, input, linear_weight, target, linear_bias)
+    check_devices(op, input, linear_weight=linear_weight, target=target, linear_bias=linear_bias)
+    product = product_of(op, input, linear_weight, linear_bias)
+    options = ignore_index, scale, softcap, entropy, product
+    return (
+        input,
+        linear_weight,
+        target,
+        linear_bias,
+        *options,
+        *slices_of(*(input, linear_weight, linear_bias), product, save),
+    )
+
+
+def linear_log_prob(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    ignore_index: int = -100,
+    entropy: bool = False,
+    save: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Log-probability of a class by a linear layer's outputs, and their entropy, without a tensor of their size.
+
+    .. math:: z = x W^\top + b, \qquad \log p_y = \text{log\_prob}(z, y)
+
+    with :func:`fastops.log_prob`'s formula and options: what DPO, GRPO and KL penalties need of a language model's
+    head. How it is multiplied and rounded and what ``save`` means is :func:`fastops.linear_cross_entropy`'s.
+
+    Args:
+        input: hidden states, [*, features]. float16, bfloat16, float32 and float64 on CPU and CUDA run our kernels;
+            other dtypes and devices the plain composition.
+        linear_weight: :math:`W`, [classes, features], of ``input``'s dtype, or under autocast any.
+        target: a class for each row, int64 or uint8, [*].
+        linear_bias: :math:`b`, [classes].
+        scale: of the logits, :math:`1 / T` for a temperature :math:`T`.
+        softcap: what the logits are capped to by a tanh, greater than 0. None: they are not.
+        ignore_index: rows with this target have log-probability and entropy 0 and gradient 0. Their hidden states must
+            be finite, or the weight's gradient is not.
+        entropy: the second result too.
+        save: ``"auto"``, ``"logits"`` or ``"none"``: what is kept for the backward beside the inputs.
+
+    Returns:
+        The log-probabilities, [*], in float32, of float64 in float64; with ``entropy`` a pair of them and the
+        entropies, in nats.
+
+    Raises:
+        IndexError: on the CPU, a target that is neither a class nor ``ignore_index``; of a compiled graph RuntimeError.
+            On CUDA, and under transforms that cannot look at values, the row's results and gradient are NaN instead.
+        RuntimeError: shapes, dtypes or ``softcap`` are wrong.
+        TypeError: an argument of another type.
+        ValueError: no such ``save``.
+    """
+    if has_torch_function_variadic(input, linear_weight, target, linear_bias):
+        return handle_torch_function(
+            linear_log_prob,
+            (input, linear_weight, target, linear_bias),
+            input,
+            linear_weight,
+            target,
+            linear_bias=linear_bias,
+            scale=scale,
+            softcap=softcap,
+            ignore_index=ignore_index,
+            entropy=entropy,
+            save=save,
+        )
+    arguments = raw_arguments(input, linear_weight, target, linear_bias, scale, softcap, ignore_index, entropy, save)
+    return (_with_entropy if entropy else _op).call(*arguments)

@@ -1,0 +1,439 @@
+"""linear_cross_entropy and linear_log_prob: every way through their slices, what is kept, and what is asked for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import fastops
+from fastops._operator import OPERATORS
+from fastops.cases import DTYPES, Make
+from fastops.cases.inputs import HALVES
+from fastops.families import linear_likelihood
+from fastops.families.slices import SAVES, Slices, slices
+
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+every_save = pytest.mark.parametrize("save", SAVES)
+ROWS, FEATURES, CLASSES, WIDTH = 37, 24, 301, 64
+# Of a result's norm. The half types' logits are rounded on a GPU.
+CLOSE = {torch.float64: 1e-12, torch.float32: 4e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "smoothing": {"label_smoothing": 0.1},
+    "all": {"label_smoothing": 0.1, "softcap": 5.0, "scale": 0.7, "z_loss": 0.01},
+}
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices of few classes, some of which are kept by "auto"."""
+
+    def few(save: str, rows: int, features: int, classes: int, *others: Any) -> Slices:
+        return Slices(WIDTH, {"none": 0, "auto": min(2 * WIDTH, classes), "logits": classes}[save])
+
+    monkeypatch.setattr(linear_likelihood, "slices", few)
+
+
+@pytest.fixture(params=["cross_entropy", "log_prob"])
+def op(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def made(dtype: torch.dtype, device: torch.device, rows: int = ROWS, bias: bool = True) -> tuple[Any, ...]:
+    make = Make(device, dtype)
+    target = make.integers(rows, below=CLASSES)
+    target[::5] = -100
+    return make(rows, FEATURES), make(CLASSES, FEATURES, scale=0.3), target, make(CLASSES) if bias else None
+
+
+def outputs_of(op: str, x: Tensor, w: Tensor, target: Tensor, b: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
+    if op == "cross_entropy":
+        return (fastops.linear_cross_entropy(x, w, target, linear_bias=b, **options),)
+    return fastops.linear_log_prob(x, w, target, linear_bias=b, entropy=True, **options)  # type: ignore[return-value]
+
+
+def truth_of(op: str, x: Tensor, w: Tensor, target: Tensor, b: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
+    logits = F.linear(x, w, b)
+    if op == "cross_entropy":
+        return (fastops.reference.cross_entropy(logits, target, **options),)  # type: ignore[return-value]
+    return fastops.reference.log_prob(logits, target, entropy=True, **options)  # type: ignore[return-value]
+
+
+def leaves(*tensors: Tensor | None) -> list[Tensor]:
+    return [t.detach().clone().requires_grad_() for t in tensors if t is not None]
+
+
+def check(found: Any, expected: Any, dtype: torch.dtype) -> None:
+    for a, b in zip(found, expected, strict=True):
+        error, size = (a.cpu().double() - b.cpu()).norm(), b.cpu().norm()
+        assert error <= CLOSE[dtype] * size, (error / size).item()
+
+
+@every_dtype
+@every_save
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_cross_entropy_values(
+    dtype: torch.dtype, save: str, options: dict[str, Any], reduction: str, bias: bool, device: torch.device
+) -> None:
+    x, w, target, b = made(dtype, device, bias=bias)
+    result = torch.promote_types(dtype, torch.float32)
+    ours, wide = leaves(x, w, b), [t.double() for t in leaves(x, w, b)]
+    found = outputs_of("cross_entropy", *pair(ours, target), save=save, reduction=reduction, dtype=result, **options)
+    expected = truth_of("cross_entropy", *pair(wide, target), reduction=reduction, **options)
+    assert (found[0].dtype, found[0].shape) == (result, target.shape if reduction == "none" else ())
+    grads = [torch.rand_like(found[0]) + 0.5]
+    check(found, expected, dtype)
+    gradients = torch.autograd.grad(found, ours, grads)
+    assert [g.dtype for g in gradients] == [dtype] * len(ours)
+    check(gradients, torch.autograd.grad(expected, wide, [grads[0].double()]), dtype)
+
+
+def pair(tensors: list[Tensor], target: Tensor) -> tuple[Any, ...]:
+    return tensors[0], tensors[1], target, tensors[2] if len(tensors) > 2 else None
+
+
+@every_dtype
+@every_save
+@pytest.mark.parametrize("options", [{}, {"softcap": 5.0, "scale": 0.7}], ids=str)
+def test_log_prob_values(dtype: torch.dtype, save: str, options: dict[str, Any], device: torch.device) -> None:
+    x, w, target, b = made(dtype, device)
+    ours, wide = leaves(x, w, b), [t.double() for t in leaves(x, w, b)]
+    found = outputs_of("log_prob", *pair(ours, target), save=save, **options)
+    expected = truth_of("log_prob", *pair(wide, target), **options)
+    assert [f.dtype for f in found] == [torch.promote_types(dtype, torch.float32)] * 2
+    grads = [torch.randn_like(f) for f in found]
+    check(found, expected, dtype)
+    check(
+        torch.autograd.grad(found, ours, grads), torch.autograd.grad(expected, wide, [g.double() for g in grads]), dtype
+    )
+    alone = fastops.linear_log_prob(ours[0], ours[1], target, linear_bias=ours[2], save=save, **options)
+    assert torch.equal(alone, found[0])  # type: ignore[arg-type]
+
+
+@every_save
+@pytest.mark.parametrize("needs", [n for n in itertools.product((False, True), repeat=3) if any(n)], ids=str)
+def test_only_what_is_asked_for(
+    op: str, save: str, needs: tuple[bool, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frozen head has no gradient, and the backward no product for it."""
+    x, w, target, b = made(torch.float32, device)
+    every = leaves(x, w, b)
+    whole = torch.autograd.grad(sum(o.sum() for o in outputs_of(op, *pair(every, target), save=save)), every)
+    products: list[Tensor] = []
+    into = linear_likelihood._Sums._product_into
+
+    def counted(self: Any, out: Tensor, *others: Tensor) -> None:
+        products.append(out)
+        into(self, out, *others)
+
+    monkeypatch.setattr(linear_likelihood._Sums, "_product_into", counted)
+    some = [t.detach().requires_grad_(need) for t, need in zip((x, w, b), needs, strict=True)]
+    total = sum(o.sum() for o in outputs_of(op, *pair(some, target), save=save))
+    total.backward()  # type: ignore[union-attr]
+    for t, gradient, need in zip(some, whole, needs, strict=True):
+        assert (t.grad is not None) == need
+        if need:
+            torch.testing.assert_close(t.grad, gradient, rtol=1e-5, atol=1e-6)
+    assert bool(products) == needs[1]
+
+
+@every_save
+@every_dtype
+def test_backward_again(op: str, save: str, dtype: torch.dtype, device: torch.device) -> None:
+    """A graph that is kept gives the same again; the last backward may use the logits' memory."""
+    x, w, target, b = made(dtype, device)
+    ours = leaves(x, w, b)
+    outputs = outputs_of(op, *pair(ours, target), save=save)
+    grads = [torch.randn_like(o) for o in outputs]
+    first, second = (torch.autograd.grad(outputs, ours, grads, retain_graph=True) for _ in range(2))
+    last = torch.autograd.grad(outputs, ours, grads)
+    for a, c, d in zip(first, second, last, strict=True):
+        assert torch.equal(a, c)
+        torch.testing.assert_close(a, d, rtol=2e-2 if dtype in HALVES else 1e-4, atol=1e-2 if dtype in HALVES else 1e-5)
+
+
+def test_what_hooks_keep_is_not_overwritten(op: str, device: torch.device) -> None:
+    x, w, target, b = made(torch.float32, device)
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def pack(t: Tensor) -> Tensor:
+        kept.append((t, t.detach().clone()))
+        return t
+
+    ours = leaves(x, w, b)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        outputs = outputs_of(op, *pair(ours, target), save="logits")
+    sum(o.sum() for o in outputs).backward()  # type: ignore[union-attr]
+    assert any(t.shape == (ROWS, CLASSES) for t, _ in kept)
+    assert all(torch.equal(t, before) for t, before in kept)
+
+
+@every_save
+def test_inputs_are_left_as_they_were(op: str, save: str, device: torch.device) -> None:
+    x, w, target, b = made(torch.bfloat16, device)
+    ours = leaves(x, w, b)
+    before = [t.detach().clone() for t in (*ours, target)]
+    outputs = outputs_of(op, *pair(ours, target), save=save)
+    grads = [torch.rand_like(o) for o in outputs]
+    copies = [g.clone() for g in grads]
+    torch.autograd.grad(outputs, ours, grads)
+    assert all(torch.equal(a, c) for a, c in zip((*ours, target, *grads), (*before, *copies), strict=True))
+
+
+@every_save
+def test_strided(op: str, save: str, device: torch.device) -> None:
+    """A batch of more dimensions, transposed hidden states and weight, and targets with strides."""
+    make = Make(device, torch.float64)
+    x, w = make(3, FEATURES, 5).mT, make(FEATURES, CLASSES, scale=0.3).mT
+    target = make.integers(5, 3, below=CLASSES).mT
+    outputs = outputs_of(op, *pair(leaves(x, w), target), save=save)
+    expected = truth_of(op, x.contiguous().flatten(0, 1), w, target.reshape(-1), None)
+    for a, e in zip(outputs, expected, strict=True):
+        assert a.shape in ((), (3, 5))
+        torch.testing.assert_close(a.detach().reshape(-1), e.reshape(-1))
+    strided, dense = leaves(x, w), leaves(x.contiguous(), w.contiguous())
+    found = [
+        torch.autograd.grad(sum(o.sum() for o in outputs_of(op, *pair(t, target), save=save)), t)
+        for t in (strided, dense)
+    ]
+    torch.testing.assert_close(found[0], found[1])
+
+
+@every_save
+def test_a_mean_of_many_rows_in_float16(save: str, device: torch.device) -> None:
+    """1 / rows is no factor of the logits' gradient, of which float16 would make 0; incoming gradients of any size."""
+    rows = 65536
+    make = Make(device, torch.float16)
+    x, w, target = make(rows, 4), make(96, 4, scale=0.3), make.integers(rows, below=96)
+    ours, wide = leaves(x, w), [t.double() for t in leaves(x, w)]
+    for factor in (1.0, 2.0**10):
+        found = torch.autograd.grad(fastops.linear_cross_entropy(*ours, target, save=save) * factor, ours)
+        expected = torch.autograd.grad(F.cross_entropy(wide[0] @ wide[1].mT, target) * factor, wide)
+        least = (expected[1].half().double() - expected[1]).norm()
+        assert (found[1].double() - expected[1]).norm() <= 1.3 * least
+        if factor > 1:  # without it the input's gradient itself is below what float16 has
+            assert (found[0].double() - expected[0]).norm() <= 1.3 * (expected[0].half().double() - expected[0]).norm()
+
+
+@every_save
+@pytest.mark.parametrize("dtype", HALVES)
+def test_autocast(op: str, save: str, dtype: torch.dtype, device: torch.device) -> None:
+    """The gradients of float32 tensors are not rounded to autocast's dtype; the loss is float32."""
+    if device.type == "cpu" and dtype == torch.float16 and not torch.amp.is_autocast_available("cpu"):
+        pytest.skip("no autocast of the CPU in float16")
+    x, w, target, b = made(torch.float32, device)
+    ours = leaves(x, w, b)
+    with torch.autocast(device.type, dtype):
+        outputs = outputs_of(op, *pair(ours, target), save=save)
+        again = outputs_of(op, ours[0].to(dtype), *pair(ours, target)[1:], save=save)
+    assert all(o.dtype == torch.float32 for o in (*outputs, *again))
+    gradients = torch.autograd.grad(outputs, ours, [torch.ones_like(o) for o in outputs])
+    wide = [t.double() for t in leaves(x, w, b)]
+    expected = truth_of(op, *pair(wide, target))
+    check(gradients, torch.autograd.grad(expected, wide, [torch.ones_like(o) for o in expected]), torch.bfloat16)
+    for g in gradients:
+        assert g.dtype == torch.float32
+        assert (g.to(dtype).float() != g).float().mean() > 0.5
+
+
+@every_save
+def test_corners(op: str, save: str, device: torch.device) -> None:
+    x, w, target, b = made(torch.float32, device)
+    for rows, ignored in ((0, False), (5, True)):
+        ours = leaves(x[:rows], w, b)
+        y = torch.full_like(target[:rows], -100) if ignored else target[:rows]
+        outputs = outputs_of(op, *pair(ours, y), save=save)
+        assert outputs[0].isnan().all() if op == "cross_entropy" else not outputs[0].any()
+        gradients = torch.autograd.grad(outputs, ours, [torch.ones_like(o) for o in outputs])
+        assert not any(g.any() for g in gradients)
+    one = leaves(x, w[:1], None)
+    outputs = outputs_of(op, *pair(one, torch.zeros_like(target)), save=save)
+    assert not any(o.any() for o in outputs)
+
+
+@pytest.mark.parametrize("wrong", [CLASSES, -1])
+def test_a_target_that_is_no_class(op: str, wrong: int, device: torch.device) -> None:
+    x, w, target, b = made(torch.float32, device)
+    target[3] = wrong
+    options = {"reduction": "none"} if op == "cross_entropy" else {}
+    if device.type == "cpu":
+        message = rf"^\[linear_{op}\] target must be 0 to {CLASSES - 1} or ignore_index -100, got {wrong}$"
+        with pytest.raises(IndexError, match=message):
+            outputs_of(op, x, w, target, b, **options)
+    else:
+        assert outputs_of(op, x, w, target, b, **options)[0].isnan().nonzero().tolist() == [[3]]
+
+
+ERRORS: dict[str, tuple[Callable[..., Any], str]] = {
+    "features": (lambda x, w, t: (x[:, 1:], w, t), "input must end in linear_weight's features 24, got shape [37, 23]"),
+    "weight": (
+        lambda x, w, t: (x, w[0], t),
+        "linear_weight must have shape [classes, features], classes not 0, got [24]",
+    ),
+    "empty": (
+        lambda x, w, t: (x, w[:0], t),
+        "linear_weight must have shape [classes, features], classes not 0, got [0, 24]",
+    ),
+    "target": (lambda x, w, t: (x, w, t[1:]), "target must have shape [37], got [36]"),
+    "target_dtype": (
+        lambda x, w, t: (x, w, t.int()),
+        "target must have dtype torch.int64 or torch.uint8, got torch.int32",
+    ),
+    "dtype": (
+        lambda x, w, t: (x, w.double(), t),
+        "linear_weight must have input's dtype torch.float32, got torch.float64",
+    ),
+    "bias": (lambda x, w, t: (x, w, t, w[:7, 0]), "linear_bias must have shape [301], got [7]"),
+    "save": (lambda x, w, t: (x, w, t, None, "all"), "save must be 'auto', 'logits' or 'none', got 'all'"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(op: str, name: str, device: torch.device) -> None:
+    change, message = ERRORS[name]
+    x, w, target, _ = made(torch.float32, device)
+    x, w, target, b, save = (
+        (*change(x, w, target), None, "auto")[:5]
+        if name not in ("bias", "save")
+        else ((*change(x, w, target), "auto")[:5])
+    )
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        outputs_of(op, x, w, target, b, save=save)
+    assert str(caught.value) == f"[linear_{op}] {message}"
+
+
+def test_class_weights(device: torch.device) -> None:
+    x, w, target, b = made(torch.float64, device)
+    weight = torch.rand(CLASSES, device=device, dtype=torch.float64)
+    for reduction in ("mean", "none"):
+        found = fastops.linear_cross_entropy(x, w, target, linear_bias=b, weight=weight, reduction=reduction)
+        torch.testing.assert_close(found, F.cross_entropy(F.linear(x, w, b), target, weight, reduction=reduction))
+    with pytest.raises(RuntimeError, match=r"^\[linear_cross_entropy\] weight must have shape \[301\], got \[300\]$"):
+        fastops.linear_cross_entropy(x, w, target, weight=weight[1:])
+
+
+@every_save
+def test_compiled(op: str, save: str, device: torch.device) -> None:
+    """One graph for any number of rows, without a break, forward and backward."""
+    counter = CompileCounterWithBackend("aot_eager")
+    torch._dynamo.reset()
+
+    def function(x: Tensor, w: Tensor, target: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        return outputs_of(op, x, w, target, b, save=save)
+
+    compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
+    counts = []
+    for rows in (ROWS, 50, 11):
+        x, w, target, b = made(torch.float32, device, rows)
+        results = []
+        for f in (function, compiled):
+            ours = leaves(x, w, b)
+            outputs = f(*pair(ours, target))
+            results.append((outputs, torch.autograd.grad(outputs, ours, [torch.ones_like(o) for o in outputs])))
+        torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
+        counts.append(counter.frame_count)
+    assert counts[0] == counts[-1]
+
+
+def raw_calls(device: torch.device) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    x, w, target, b = made(torch.float32, device)
+    for width, kept in ((WIDTH, 0), (WIDTH, 2 * WIDTH), (CLASSES, CLASSES)):
+        of_loss = (1, -100, 0.1, 0.7, 5.0, 0.01)
+        loss = (x, w, target, b, None, *of_loss, None, None, width, kept)
+        yield "linear_cross_entropy", loss
+        _, lse, total, logits = torch.ops.fastops.linear_cross_entropy(*loss)
+        needs = (None, True, True, True, width)
+        yield (
+            "linear_cross_entropy_backward",
+            (torch.ones((), device=device), x, w, target, lse, total, logits, b, None, *of_loss, *needs),
+        )
+        log_prob = (x, w, target, b, -100, 0.7, 5.0, True, None, width, kept)
+        yield "linear_log_prob", log_prob
+        found, entropy, lse, logits = torch.ops.fastops.linear_log_prob(*log_prob)
+        yield (
+            "linear_log_prob_backward",
+            (found, entropy, x, w, target, lse, entropy, logits, b, -100, 0.7, 5.0, *needs),
+        )
+        yield (
+            "linear_likelihood_partial",
+            (x, w, target, b, None, 5, CLASSES + 9, -100, 0.1, 0.7, 5.0, False, None, width, kept),
+        )
+
+
+def test_raw_ops(device: torch.device) -> None:
+    """torch's own check of custom ops, and their references, of every op that is composed here."""
+    calls = list(raw_calls(device))
+    assert {name for name, _ in calls} == {name for name, op in OPERATORS.items() if op.composed}
+    for name, args in calls:
+        raw = getattr(torch.ops.fastops, name).default
+        torch.library.opcheck(raw, args)
+        found, expected = raw(*args), getattr(torch.ops.fastops, f"{name}_reference")(*args)
+        for a, b in zip(found, expected, strict=True):
+            if a.shape == b.shape:  # the reference keeps no logits
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_module() -> None:
+    torch.manual_seed(0)
+    weight = torch.rand(5) + 0.1
+    ours = fastops.nn.LinearCrossEntropyLoss(3, 5, bias=True, weight=weight, label_smoothing=0.1, softcap=4.0)
+    x, target = torch.randn(7, 3), torch.randint(0, 5, (7,))
+    logits = 4 * torch.tanh(ours.linear(x) / 4)
+    torch.testing.assert_close(ours(x, target), F.cross_entropy(logits, target, weight, label_smoothing=0.1))
+    assert set(ours.state_dict()) == {"weight", "linear.weight", "linear.bias"}
+    assert repr(ours).startswith(
+        "LinearCrossEntropyLoss(\n  in_features=3, num_classes=5, label_smoothing=0.1, softcap=4.0\n"
+    )
+    several = fastops.nn.LinearCrossEntropyLoss(3, 5, out_features=(2,), bias=True)
+    logits = several.linear(x).unflatten(-1, (5, 2))
+    target = torch.randint(0, 5, (7, 2))
+    torch.testing.assert_close(several(x, target), F.cross_entropy(logits, target))
+    if base := getattr(torch.nn, "LinearCrossEntropyLoss", None):
+        theirs = base(3, 5, out_features=(2,), bias=True)
+        theirs.load_state_dict(several.state_dict())
+        assert isinstance(several, base)
+        torch.testing.assert_close(several(x, target), theirs(x, target))
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_slices(device_type: str) -> None:
+    """Of any shape all classes are in slices; "none" keeps nothing, "auto" no more than it may."""
+    for rows, features, classes in itertools.product((0, 1, 37, 8192, 1 << 20), (1, 4096), (1, 301, 50257, 262144)):
+        lean, all_kept, auto = (
+            slices(save, rows, features, classes, 2, 2, device_type) for save in ("none", "logits", "auto")
+        )
+        assert (lean.kept, all_kept.kept) == (0, classes)
+        assert 0 <= auto.kept <= classes
+        assert lean.width >= 256
+        assert lean.width % 64 == 0
+        assert auto.kept == classes or (auto.kept % auto.width == 0 and rows * auto.kept * 2 <= 8 << 30)
+    # A slice is a tenth of the gradients, 558 MB here.
+    assert slices("none", 8192, 2048, 128256, 2, 2, "cuda") == (3328, 0)
+
+
+def test_memory(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peak: of "logits" they and the gradients, of "none" the gradients, float32 sums and a slice."""
+    monkeypatch.setattr(linear_likelihood, "slices", slices)
+    rows, features, classes = 4096, 1024, 32000
+    make = Make(cuda, torch.bfloat16)
+    x, w, target = make(rows, features), make(classes, features, scale=0.03), make.integers(rows, below=classes)
+    gradients = 2 * features * (rows + classes)
+    for save, most in (
+        ("logits", gradients + 2 * rows * classes),
+        ("none", gradients + 4 * rows * features + (33 << 20)),
+    ):
+        ours = leaves(x, w)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        torch.autograd.grad(fastops.linear_cross_entropy(*ours, target, save=save), ours)
+        assert torch.cuda.max_memory_allocated() - before <= most + (2 << 20), save
