@@ -55,6 +55,7 @@ BENCHES = {
         for dtype in ("bf16", "f32", "f16")
     },
     "bench-linear": Bench(("linear",), dtypes=("f32", "bf16", "f16"), shapes=LINEAR),
+    "bench-head": Bench(("linear_cross_entropy",)),
     "bench-lltm": Bench(("lltm",), "call,host", shapes="4096x1024,16384x1024"),
     "bench-lltm-small": Bench(("lltm",), "call,host", dtypes=("f32", "bf16"), shapes="16x32x128,16x128"),
     **{

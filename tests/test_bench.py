@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +43,8 @@ BYTES = {
     "log_softmax": (512 + 512, 2 * 512 + 512),
     "cross_entropy": (512 + 64 + 4, (4 + 512 + 64) + 512),
     "log_prob": (512 + 64 + 32, (32 + 512 + 64) + 512),
+    "linear_cross_entropy": (512 + 1024 + 64 + 4, (4 + 512 + 1024 + 64) + (512 + 1024)),
+    "linear_log_prob": (512 + 1024 + 64 + 32, (32 + 512 + 1024 + 64) + (512 + 1024)),
     "lltm": (3 * 512 + 6144 + 192 + 2 * 512, (2 * 512 + 3 * 512 + 6144 + 192) + (3 * 512 + 6144 + 192)),
 }
 
@@ -96,6 +99,24 @@ def test_default_shapes_leave_out_huge_parameters() -> None:
     cuda = torch.device("cuda")
     assert (512, 131072) in problems.default_shapes(by_name()["layer_norm"], cuda, quick=False)
     assert problems.default_shapes(by_name()["linear"], cuda, quick=False)[-1] == (8192, 4096)
+
+
+def test_default_shapes_of_a_head() -> None:
+    """Tokens, features and classes of language models, and of fewer numbers for a quick run."""
+    for op in problems.LINEAR_LOSSES:
+        case = by_name()[op]
+        assert (8192, 4096, 128256) in problems.default_shapes(case, torch.device("cuda"), quick=False)
+        for device in ("cuda", "cpu"):
+            sizes = [problems.default_shapes(case, torch.device(device), quick) for quick in (True, False)]
+            quick, full = (max(rows * n for rows, _, n in shapes) for shapes in sizes)
+            assert quick < full
+
+
+def test_incoming_gradient_of_a_single_loss_is_1() -> None:
+    (one,) = problems.make_sets(by_name()["linear_cross_entropy"], torch.bfloat16, CPU, (4, 6, 8), 1)
+    assert torch.equal(one.incoming[0], torch.ones((), dtype=torch.bfloat16))
+    (several,) = problems.make_sets(by_name()["linear_log_prob"], torch.bfloat16, CPU, (4, 6, 8), 1)
+    assert several.incoming[0].shape == (4,)
 
 
 def test_sets_overflow_the_cache() -> None:
@@ -241,6 +262,63 @@ def test_absent_and_unfit_peers_say_why(monkeypatch: pytest.MonkeyPatch) -> None
         peers.implementation("liger", by_name()["lltm"], torch.device("cuda"))
 
 
+FORMS = [peers.SAVE_NONE, peers.EAGER, peers.EAGER_F32, peers.CHUNKED, peers.PRODUCTS]
+
+
+def test_forms_are_of_some_ops() -> None:
+    def found(op: str, dtype: torch.dtype) -> list[str]:
+        return peers.of_op(FORMS, op, dtype)
+
+    assert found("relu", torch.bfloat16) == [peers.EAGER]
+    assert found("cross_entropy", torch.bfloat16) == [peers.EAGER, peers.EAGER_F32]
+    assert found("linear_log_prob", torch.bfloat16) == [peers.SAVE_NONE, peers.EAGER, peers.PRODUCTS]
+    assert found("linear_cross_entropy", torch.bfloat16) == FORMS
+    assert peers.EAGER_F32 not in found("linear_cross_entropy", torch.float32), "eager is the same"
+    assert peers.of_op(peers.LIBRARIES, "relu", torch.float32) == list(peers.LIBRARIES), "which say why not"
+    assert [name for name in peers.PEERS if not peers.is_peer(name)] == [peers.SAVE_NONE, peers.PRODUCTS]
+
+
+@pytest.mark.parametrize("op", ["cross_entropy", "linear_cross_entropy", "linear_log_prob"])
+def test_forms_of_a_loss(op: str) -> None:
+    """All give fastops' numbers; the matrix products alone are timed, and their results are nobody's."""
+    names = peers.of_op(FORMS, op, torch.bfloat16)
+    shape = (8, 16, 32) if op in problems.LINEAR_LOSSES else (8, 32)
+    groups = list(kernel.measure(by_name()[op], torch.bfloat16, "bf16", CPU, shape, names))
+    assert [group[0].direction for group in groups] == list(work.directions_of(op))
+    for group in groups:
+        assert [r.implementation for r in group] == ["fastops", *names]
+        for r in group:
+            if r.implementation == peers.CHUNKED and not hasattr(torch.nn.functional, "linear_cross_entropy"):
+                assert "has no attribute 'linear_cross_entropy'" in r.refused
+                continue
+            assert not r.refused
+            assert (r.share_of_copy is None) == (op in problems.LINEAR_LOSSES)
+
+
+def test_no_backward_alone_of_linear_losses() -> None:
+    assert work.directions_of("cross_entropy") == work.DIRECTIONS
+    assert work.directions_of("linear_cross_entropy") == ("forward", "forward+backward")
+
+
+def test_products_of_a_linear_loss() -> None:
+    case = by_name()["linear_cross_entropy"]
+    (inputs,) = problems.make_sets(case, torch.float32, CPU, (4, 6, 8), 1)
+    products = peers.implementation(peers.PRODUCTS, case, CPU)
+    (logits,) = work.call_of(products, inputs, "forward")()
+    torch.testing.assert_close(logits, inputs.args[0] @ inputs.args[1].t())
+    both = work.call_of(products, inputs, "forward+backward")()
+    assert [tuple(product.shape) for product in both] == [(4, 8), (4, 6), (8, 6)]
+
+
+def test_result_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Liger returns more than the loss."""
+    module = SimpleNamespace(LigerFusedLinearCrossEntropyFunction=SimpleNamespace(apply=lambda *args: (args, None)))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(importlib, "import_module", lambda name: module)
+    liger = peers.implementation("liger", by_name()["linear_cross_entropy"], torch.device("cuda"))
+    assert liger.function(*liger.arguments("x", "w", "target")) == ("x", "w", "target")
+
+
 @pytest.mark.parametrize("library", peers.LIBRARIES.values(), ids=peers.LIBRARIES)
 def test_peers_take_every_argument(library: peers.Library) -> None:
     """The tensors of a problem all arrive, whatever the order; a peer that loses one would do less."""
@@ -289,7 +367,11 @@ def test_peers_take_every_argument(library: peers.Library) -> None:
         (["--shapes", "0x4"], "got '0x4'"),
         (["--shapes", "1x2x3x4"], "got '1x2x3x4'"),
         (["--op", "relu", "--shapes", "2x3x4"], "relu has no in_features: its shapes are <rows>x<columns>, got 2x3x4"),
-        (["--peers", "eager,tvm"], "peers must be some of eager, compile, liger, quack, apex, flash_attn, joined by"),
+        (
+            ["--peers", "eager,tvm"],
+            "peers must be some of fastops save=none, eager, eager f32, compile, torch chunked, liger, quack, apex, "
+            "flash_attn, cut_cross_entropy, mm, joined by commas, got 'tvm'",
+        ),
         (["--measure", "speed"], "measure must be some of call, host, first, joined by commas, got 'speed'"),
         (["--plot", "picture.gif"], "--plot must end in .svg, got 'picture.gif'"),
         (["--csv", "/no/such/file"], "/no/such/file: there is no folder /no/such"),
@@ -415,3 +497,16 @@ def test_quick_run_on_a_gpu(cuda: torch.device, tmp_path: Path) -> None:
         assert r["cold"]
         assert r["sets"] * r["bytes"] >= problems.LEAST_BYTES
         assert r["peak_bytes"] > 0
+
+
+def test_linear_losses_on_a_gpu(cuda: torch.device, tmp_path: Path) -> None:
+    """Whole calls, of which the products alone have no memory."""
+    file = tmp_path / "bench.json"
+    arguments = ["--device", "cuda", "--op", "linear_cross_entropy", "--shapes", "512x64x4096", "--measure", "call"]
+    assert main([*arguments, "--peers", "fastops save=none,eager,eager f32,mm", "--json", str(file)]) == 0
+    found = json.loads(file.read_text())["results"]
+    assert [r["direction"] for r in found] == ["forward"] * 5 + ["forward+backward"] * 5
+    for r in found:
+        assert not r["refused"]
+        assert r["microseconds"] > 0
+        assert (r["peak_bytes"] is None) == (r["implementation"] == peers.PRODUCTS)

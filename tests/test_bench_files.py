@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import re
 from pathlib import Path
@@ -10,10 +12,11 @@ from xml.etree import ElementTree
 import pytest
 from bench_content import content
 
-from fastops.bench import files, plot, records, report, work
+from fastops.bench import files, plane, plot, records, report, work
 from fastops.bench.__main__ import main
 
 TITLE = re.compile(">(layer_norm [^<]*)</text>")
+POINT = records.Record("relu", "forward", "bf16", "8x16", "call", "generic", "fastops", 2000.0, None, 30.0)
 
 
 def test_table() -> None:
@@ -49,6 +52,18 @@ def test_table_names_peers_that_are_ahead() -> None:
     start = lines.index("Where a peer is ahead by more than 3%; its time over fastops'")
     assert lines[start + 2].split() == ["layer_norm", "bf16", "cuda:0", "4096x256", "forward", "quack", "0.90x"]
     assert not lines[start + 3]
+
+
+def test_table_has_what_is_no_peer_in_columns_alone() -> None:
+    """Another form of ours and the products of a loss; a share of the copy is nothing to either."""
+    found = content()
+    for r, name in zip(found["results"], itertools.cycle(("fastops", "fastops save=none", "mm")), strict=False):
+        r |= {"implementation": name, "share_of_copy": None}
+        r |= {"microseconds": 10.0, "times_fastops": 1.0 if name == "fastops" else 0.5, "refused": ""}
+    text = report.text(found)
+    assert "a peer is ahead" not in text
+    line = next(x.split() for x in text.splitlines() if x.startswith("4096x1024  forward  "))
+    assert line == ["4096x1024", "forward", "10.00", "20%", "4000", "-", "0.50x", "0.50x"]
 
 
 def test_table_names_what_is_not_as_it_should_be() -> None:
@@ -125,6 +140,40 @@ def test_plot(tmp_path: Path) -> None:
         "quack",
     ]
     assert drawn.count("<circle") == 2 * (3 + 2 + 2), "a dot a length, direction and implementation"
+
+
+def test_plane(tmp_path: Path) -> None:
+    """What has no share: a panel a shape, a point where memory was measured, a line where not."""
+    found = content()
+    for r in found["results"]:
+        r |= {"in_features": 64, "share_of_copy": None}
+        if r["implementation"] == "quack":
+            r |= {"implementation": "mm", "refused": "", "microseconds": 5.0, "peak_bytes": None}
+    source, picture = tmp_path / "bench.json", tmp_path / "picture.svg"
+    source.write_text(json.dumps(found))
+    assert main(["--from", str(source), "--plot", str(picture)]) == 0
+    drawn = picture.read_text()
+    kept = list(filter(None, records.records_of(found).values()))
+    assert drawn == plane.drawn(reversed(kept)), "the same bytes in any order"
+    ElementTree.fromstring(drawn)
+    titles = [f"layer_norm {d}, bf16, 4096×64×{n}" for d in sorted(work.DIRECTIONS) for n in (256, 1024)]
+    assert TITLE.findall(drawn) == titles
+    assert drawn.count("<circle") == len(titles) * 2
+    assert drawn.count("stroke-dasharray") == drawn.count(">mm</text>") == len(titles)
+    assert ">eager</text>" in drawn
+
+
+def test_plane_without_memory() -> None:
+    assert "<circle" not in plane.drawn([dataclasses.replace(POINT, peak_mb=None)])
+
+
+def test_labels_of_a_plane_are_apart() -> None:
+    """Points in one place, whose labels go above and below one another."""
+    names = sorted(("fastops", "eager", "compile", "liger", "quack"))
+    drawn = plane.drawn([dataclasses.replace(POINT, implementation=name) for name in names])
+    labels = re.findall(r"<text ([^>]*)>(\w+)</text></g>", drawn)
+    assert sorted(name for _, name in labels) == names
+    assert len({place for place, _ in labels}) == len(names)
 
 
 def test_plot_keeps_numbers_of_rows_apart() -> None:

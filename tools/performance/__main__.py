@@ -1,4 +1,4 @@
-"""Writes docs/performance.md and its picture from benchmarks/results/*.csv: ``make performance``."""
+"""Writes docs/performance.md and its pictures from benchmarks/results/*.csv: ``make performance``."""
 
 from __future__ import annotations
 

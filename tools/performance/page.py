@@ -1,15 +1,18 @@
-"""The text of docs/performance.md, and its picture, from the measurements."""
+"""The text of docs/performance.md, and its pictures, from the measurements."""
 
 from __future__ import annotations
 
 import functools
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tables import NOTHING, Card, named, shape, significant, span, table
 
-from fastops.bench import plot, records, timing
+from fastops.bench import plane, plot, records, timing
+from fastops.bench.peers import OURS
+from fastops.bench.peers import PRODUCTS as PRODUCTS_ALONE
+from fastops.bench.svg import place
 
 HERE = Path(__file__).parent
 GPU, LOSSES_GPU, CPU = "h200", "h100", "epyc"
@@ -33,9 +36,11 @@ ROWS = (
         for way in ("forward", "forward+backward")
     ),
 )
+HEAD = "linear_cross_entropy"
+HEAD_PICTURE = f"{HEAD}.svg"
 TIES = 0.01  # of a time; less is noise
 
-fill = functools.partial(textwrap.fill, width=120, break_long_words=False, break_on_hyphens=False)
+fill = functools.partial(textwrap.fill, width=128, break_long_words=False, break_on_hyphens=False)
 
 
 def card(root: Path, name: str) -> Card:
@@ -47,7 +52,10 @@ def files(root: Path) -> dict[Path, str]:
     """What is generated, by its path in the tree."""
     gpu, losses, cpu = card(root, GPU), card(root, LOSSES_GPU), card(root, CPU)
     pictured = [r for r in gpu.records if r.op in PICTURED and r.dtype == HALF and r.measure == "call"]
-    return {Path("docs/performance.md"): text(gpu, losses, cpu), Path(f"docs/{GPU}.svg"): plot.drawn(pictured)}
+    found = {Path("docs/performance.md"): text(gpu, losses, cpu), Path(f"docs/{GPU}.svg"): plot.drawn(pictured)}
+    if steps := steps_of_head(losses):
+        found[Path(f"docs/{HEAD_PICTURE}")] = plane.drawn(steps)
+    return found
 
 
 def text(gpu: Card, losses: Card, cpu: Card) -> str:
@@ -72,6 +80,7 @@ def text(gpu: Card, losses: Card, cpu: Card) -> str:
             losses_card=LOSSES_GPU,
             LOSSES_CARD=LOSSES_GPU.upper(),
             table_losses=table_losses(losses),
+            head=head_section(losses),
             table_lengths=table_lengths(gpu),
             table_peers=table_peers(gpu),
             table_cpu=table_cpu(cpu),
@@ -139,17 +148,43 @@ def table_losses(gpu: Card) -> str:
     return table(head, (line(*of) for of in ROWS))
 
 
+def steps_of_head(gpu: Card) -> list[records.Record]:
+    """A training step's part of a language model's head."""
+    key = HEAD, "forward+backward", HALF, "call"
+    return [r for r in gpu.records if (r.op, r.direction, r.dtype, r.measure) == key]
+
+
+def head_section(gpu: Card) -> str:
+    """Once it is measured."""
+    steps = steps_of_head(gpu)
+    if not steps:
+        return ""
+    section = (HERE / "head.md").read_text(encoding="utf-8")
+    torches = listed(dict.fromkeys(f"PyTorch {r.torch}" for r in steps))
+    return "\n\n" + section.strip().format(torches=torches, picture=HEAD_PICTURE, table=table_head(gpu, steps))
+
+
+def table_head(gpu: Card, steps: Sequence[records.Record]) -> str:
+    names = sorted({r.implementation for r in steps} - {OURS, PRODUCTS_ALONE}, key=place)
+
+    def cell(r: records.Record | None) -> str:
+        return f"{significant(r.us / 1e3)}, {significant((r.peak_mb or 0) / 1e3)}" if r else NOTHING
+
+    def line(ours: records.Record) -> list[str]:
+        products = gpu.get(ours, PRODUCTS_ALONE)
+        share = f"{products.us / ours.us:.2f}" if products else NOTHING
+        return [shape(ours), f"**{cell(ours)}**", share, *(cell(gpu.get(ours, name)) for name in names)]
+
+    return table(["", OURS, "products", *names], (line(r) for r in steps if r.implementation == OURS))
+
+
 def table_lengths(gpu: Card) -> str:
-    lines = {
-        (op, direction): {r.shape: r for r in gpu.chosen(op=op, direction=direction, dtype=HALF)}
-        for op in (*NORMS, *ELEMENTWISE)
-        for direction in DIRECTIONS
-    }
-    shapes = sorted(lines["layer_norm", "forward"], key=lambda s: int(s.split("x")[1]))
-    rows = (
-        [f"`{op}` {direction}", *(f"{by[s].share_of_copy:.2f}" for s in shapes)]
-        for (op, direction), by in lines.items()
-    )
+    def cell(op: str, size: str) -> str:
+        both = (gpu.one(op=op, direction=direction, dtype=HALF, shape=size) for direction in DIRECTIONS)
+        return ", ".join(f"{r.share_of_copy:.2f}" for r in both)
+
+    shapes = sorted({r.shape for r in gpu.chosen(op="layer_norm", dtype=HALF)}, key=lambda s: int(s.split("x")[1]))
+    rows = ([f"`{op}`", *(cell(op, size) for size in shapes)] for op in (*NORMS, *ELEMENTWISE))
     return table(["", *(s.replace("x", "×") for s in shapes)], rows)
 
 
@@ -189,12 +224,10 @@ def behind(gpu: Card, name: str) -> str:
     """Where a peer is ahead on the GPU, the furthest first."""
     ratios = sorted(gpu.best_ratios(gpu.chosen()), key=lambda pair: (pair[0], pair[1].key))
     ahead = [(ratio, r) for ratio, r in ratios if ratio < 1 - TIES]
-    nearest = "; ".join(
-        f"{r.implementation} takes {ratio:.3f} of fastops' time in {named(r)}" for ratio, r in ratios[:3]
-    )
+    furthest = "; ".join(f"{r.implementation} {ratio:.3f} in {named(r)}" for ratio, r in ratios[:3])
     return (
         f"- **On the {name.upper()}** a peer is ahead of fastops by more than {TIES:.0%} in {len(ahead)} of "
-        f"{len(ratios)} measurements. The furthest: {nearest}."
+        f"{len(ratios)} measurements. The furthest, by its time over fastops': {furthest}."
     )
 
 
@@ -205,7 +238,7 @@ def behind_on_the_cpu(cpu: Card) -> str:
     least = ", ".join(f"{ratio:.3f} in {named(r)}, {r.level}" for ratio, r in ratios[:2])
     return (
         f"- **On the CPU** PyTorch is ahead by more than {TIES:.0%} in {len(ahead)} of {len(ratios)} measurements, all "
-        f"of {listed(f'`{op}`' for op in dict.fromkeys(r.op for _, r in ahead))}; its time over fastops' is {least}."
+        f"of {listed(f'`{op}`' for op in dict.fromkeys(r.op for _, r in ahead))}; its time over fastops': {least}."
     )
 
 
@@ -215,15 +248,14 @@ def host(gpu: Card) -> str:
     def times(op: str, direction: str) -> str:
         ours = gpu.one("host", op=op, direction=direction, dtype=HALF)
         eager = gpu.get(ours, "eager")
-        return f"{significant(ours.us)} (PyTorch {significant(eager.us) if eager else NOTHING})"
+        return f"{significant(ours.us)} ({significant(eager.us) if eager else NOTHING})"
 
     calls = "; ".join(
-        f"`{op}` {times(op, 'forward')} without a gradient, {times(op, 'forward+backward')} forward and backward"
-        for op in ("layer_norm", "rms_norm", "relu")
+        f"`{op}` {times(op, 'forward')}, {times(op, 'forward+backward')}" for op in ("layer_norm", "rms_norm", "relu")
     )
     return (
-        "- **Small calls** are bound by the host, where fastops has an autograd node in Python. Microseconds of a call "
-        f"on 16 numbers on the {GPU.upper()}'s host: {calls}."
+        "- **Small calls** are bound by the host, where fastops' autograd node is Python's. 16 numbers, "
+        f"{GPU.upper()}, µs (PyTorch's), forward, forward and backward: {calls}."
     )
 
 

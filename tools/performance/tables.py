@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
+from fastops.bench.peers import OURS, is_peer
 from fastops.bench.records import Record
 
-OURS = "fastops"
 NOTHING = "–"
 
 
@@ -32,7 +32,7 @@ class Card:
         return found
 
     def peers(self, ours: Record) -> list[Record]:
-        return [r for r in self.records if r.key[:-1] == ours.key[:-1] and r.implementation != OURS]
+        return [r for r in self.records if r.key[:-1] == ours.key[:-1] and is_peer(r.implementation)]
 
     def best_ratios(self, ours: Sequence[Record]) -> Iterator[tuple[float, Record]]:
         """Of each measurement that a peer has too, the best peer's time over ours, and that peer's record."""

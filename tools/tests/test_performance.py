@@ -60,6 +60,39 @@ def test_best_ratios() -> None:
     assert card.one(shape="8x32").us == 1.0
 
 
+def test_the_head_once_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four shapes of made-up times and memory, with which the page stays as short as it must be."""
+    times = {"fastops": 20.0, "fastops save=none": 25.0, "eager": 40.0, "liger": 30.0, "mm": 15.0}
+    shapes = ("4096x4096x32000", "8192x2048x128256", "8192x4096x128256", "16384x1024x151936")
+    measured = [
+        records.Record(page.HEAD, direction, "bf16", shape, "call", "generic", name, us * 1e3, None, peak, "2.13.0")
+        for shape in shapes
+        for direction in ("forward", "forward+backward")
+        for name, us in times.items()
+        for peak in (None if name == "mm" else us * 100,)
+    ]
+    real = page.card
+    others = [r for r in real(ROOT, page.LOSSES_GPU).records if r.op != page.HEAD]
+    cards = {page.LOSSES_GPU: tables.Card([*others, *measured])}
+    monkeypatch.setattr(page, "card", lambda root, name: cards.get(name) or real(root, name))
+    found = page.files(ROOT)
+    text, picture = (found[Path("docs") / name] for name in ("performance.md", page.HEAD_PICTURE))
+    assert len(text.splitlines()) <= 150
+    assert "|  | fastops | products | fastops save=none | eager | liger |" in text
+    for shape in shapes:
+        assert f"| {shape.replace('x', '×')} | **20.0, 2.00** | 0.75 | 25.0, 2.50 | 40.0, 4.00 | 30.0, 3.00 |" in text
+    assert picture.count("<circle") == len(shapes) * 4
+
+
+def test_no_head_before() -> None:
+    assert page.head_section(tables.Card([])) == ""
+
+
+def test_only_peers_are_ahead() -> None:
+    card = tables.Card([record("fastops", 10.0), record("fastops save=none", 9.0), record("mm", 5.0)])
+    assert list(card.best_ratios(card.chosen())) == []
+
+
 def test_spelling() -> None:
     assert [tables.significant(x) for x in (0.04567, 9.996, 33.81, 394.2, 7213.0)] == [
         "0.0457",

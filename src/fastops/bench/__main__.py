@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--shapes",
         metavar="LIST",
-        help="rows and columns, such as 32768x256,1024x65536; of linear and lltm also 16x32x128, in_features between",
+        help="rows and columns, such as 32768x256,1024x65536; with a matrix also 16x32x128, in_features between",
     )
     p.add_argument("--peers", metavar="LIST", help=f"some of {','.join(peers.PEERS)}; default all that are installed")
     p.add_argument(
@@ -164,6 +164,7 @@ def _measure(
     firsts: list[first.FirstResult],
 ) -> None:
     name = name_of(dtype)
+    names = peers.of_op(names, case.name, dtype)
     what = f"{case.name} {name} {device}"
     if "call" in plan.measures:
         for shape in plan.shapes_of(case, device):

@@ -61,9 +61,8 @@ def measure(
     op: str, dtype: torch.dtype, dtype_name: str, device: torch.device, names: Sequence[str]
 ) -> Iterator[FirstResult]:
     for name in (peers.OURS, *names):
-        compiles = name not in (peers.OURS, peers.EAGER)
         with tempfile.TemporaryDirectory(prefix="fastops-bench-") as folder:
-            for caches in ("empty", "filled") if compiles else ("empty",):
+            for caches in ("empty", "filled") if peers.may_compile(name) else ("empty",):
                 request = {"op": op, "dtype": str(dtype), "device": str(device), "implementation": name}
                 answer = _run(request, folder)
                 yield FirstResult(op, dtype_name, str(device), name, caches, **answer)

@@ -1,7 +1,8 @@
 """Time of one call on large inputs: on a GPU of its kernels alone, on the CPU of the whole call.
 
-On a GPU see ``cuda_graph``. On the CPU the inputs are one set, which may stay in the caches, and each implementation is
-timed twice: with recycled memory for what it allocates, and with fresh memory, whose pages are filled at first touch.
+On a GPU see ``cuda_graph``, and of losses of a linear layer, whose calls are whole there too, ``cuda_events``. On the
+CPU the inputs are one set, which may stay in the caches, and each implementation is timed twice: with recycled memory
+for what it allocates, and with fresh memory, whose pages are filled at first touch.
 
 A copy is measured the same way: on a GPU a large one, once; on the CPU one of as many bytes, beside each case.
 """
@@ -19,11 +20,12 @@ from torch import Tensor
 
 from ..cases import Case
 from . import memory, peers
+from .cuda_events import Events
 from .cuda_graph import Replay
-from .problems import InputSet, Shape, make_sets, sets_needed
+from .problems import LINEAR_LOSSES, InputSet, Shape, make_sets, sets_needed
 from .timing import Sampler, Statistics, interleaved, repeated, single
 from .traffic import backward_bytes, forward_bytes
-from .work import DIRECTIONS, Implementation, call_of, check_same, results_of, said
+from .work import DIRECTIONS, Implementation, call_of, check_same, directions_of, results_of, said
 
 COPY_BYTES = 2**30  # read and written, of the large copy
 _LEAST_SECONDS = 2e-3  # of a sample on the CPU: far above the clock's step
@@ -48,7 +50,7 @@ class Result:
     bytes: int | None = None  # the fewest that must move
     gigabytes_per_second: float | None = None
     copy_gigabytes_per_second: float | None = None
-    share_of_copy: float | None = None
+    share_of_copy: float | None = None  # of an op that is not its matrix products
     times_fastops: float | None = None  # time over fastops'
     fresh_microseconds: float | None = None  # CPU: with page faults
     page_faults: int | None = None  # CPU: of a call with recycled memory
@@ -74,7 +76,7 @@ class Prepared:
     """An implementation that did its work once and gave the right results."""
 
     call: Callable[[], Any]
-    replay: Sampler | None  # on a GPU
+    sampler: Sampler | None  # on a GPU
     peak_bytes: int | None
 
 
@@ -90,10 +92,10 @@ def measure(
         inputs = make_sets(case, dtype, device, shape, sets)
         sizes = fewest_bytes(case, inputs[0])
     except Exception as error:  # too large for the memory, say; the next shape may be smaller
-        for direction in DIRECTIONS:
+        for direction in directions_of(case.name):
             yield [result(direction, peers.OURS, refused=said(error))]
         return
-    for direction in DIRECTIONS:
+    for direction in directions_of(case.name):
         size = sizes[direction]
         with torch.set_grad_enabled(direction != "forward"), peers.kept_graph(direction):
             prepared, refused = _prepare_all(case, dtype, device, inputs, direction, names)
@@ -117,7 +119,7 @@ def measure(
                     bytes=size,
                     gigabytes_per_second=rate,
                     copy_gigabytes_per_second=copy_rate,
-                    share_of_copy=rate / copy_rate,
+                    share_of_copy=None if case.name in LINEAR_LOSSES else rate / copy_rate,
                     times_fastops=t.recycled.median / ours.recycled.median if ours else None,
                     fresh_microseconds=t.fresh.median * 1e6 if t.fresh else None,
                     page_faults=t.page_faults,
@@ -158,29 +160,39 @@ def _prepare_all(
         try:
             implementation = peers.implementation(name, case, device)
             implementation.check_direction(direction)
-            stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+            replayed = device.type == "cuda" and case.name not in LINEAR_LOSSES
+            stream = torch.cuda.Stream(device) if replayed else None
             with torch.cuda.stream(stream) if stream else nullcontext():
                 if stream:
                     stream.wait_stream(torch.cuda.default_stream(device))
                 calls = [call_of(implementation, one, direction) for one in inputs]
-                found = results_of(calls[0](), direction)
-                if expected is None:
-                    expected = found
-                else:
-                    check_same(found, expected, dtype)
-                del found
+                if not implementation.floor:
+                    found = results_of(calls[0](), direction)
+                    if expected is None:
+                        expected = found
+                    else:
+                        check_same(found, expected, dtype)
+                    del found
                 calls[0]()
-                peak = memory.peak_bytes(calls[0], device)
-            prepared[name] = Prepared(calls[0], Replay(calls, stream) if stream else None, peak)
+                peak = None if implementation.floor else memory.peak_bytes(calls[0], device)
+            prepared[name] = Prepared(calls[0], _sampler(calls, device, stream), peak)
         except Exception as error:  # whatever a peer raises is its refusal; the run goes on
             refused[name] = said(error)
     return prepared, refused
 
 
+def _sampler(
+    calls: Sequence[Callable[[], object]], device: torch.device, stream: torch.cuda.Stream | None
+) -> Sampler | None:
+    if device.type != "cuda":
+        return None
+    return Replay(calls, stream) if stream else Events(calls)
+
+
 def _times(prepared: dict[str, Prepared], device: torch.device, size: int) -> dict[str, Times]:
     if device.type == "cuda":
-        replays = {name: p.replay for name, p in prepared.items() if p.replay}
-        return {name: Times(t) for name, t in interleaved(replays).items()}
+        samplers = {name: p.sampler for name, p in prepared.items() if p.sampler}
+        return {name: Times(t) for name, t in interleaved(samplers).items()}
     calls = {name: p.call for name, p in prepared.items()} | {_COPY: _copy(size)}
     _settle(calls)  # before the number of calls is chosen, which a page fault would make few
     recycled = interleaved({name: repeated(call, _LEAST_SECONDS) for name, call in calls.items()})

@@ -1,7 +1,9 @@
 """What a user would pick instead: PyTorch, torch.compile, and libraries of fused operators where they are installed.
 
+Beside them are another form of our own and, of an op that is bound by its matrix products, these alone.
+
 An op is found in a library by its name; one that is not listed here is refused by name. ``arguments`` turns our
-positional arguments into the library's own, before the clock starts, so that no wrapper of ours is timed.
+positional arguments into the library's own, before the clock starts, so that this is not timed.
 """
 
 from __future__ import annotations
@@ -12,16 +14,22 @@ import operator
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from ..cases import Case
+from ..cases import Case, by_name
+from ..cases.inputs import HALVES
 from ..selftest.target import NotThereError
+from .problems import LINEAR_LOSSES
 from .work import Implementation, RefusedError, said
 
 OURS, EAGER, COMPILE = "fastops", "eager", "compile"
+SAVE_NONE, EAGER_F32, CHUNKED, PRODUCTS = "fastops save=none", "eager f32", "torch chunked", "mm"
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,7 @@ class Entry:
     attribute: str
     arguments: Callable[..., tuple[Any, ...]]
     no_gradient: str = ""
+    several: bool = False  # the result is the first of what it returns
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,12 @@ _LIGER = Library(
             lambda x, residual, shape, w, eps: (x, residual, w, eps, 0.0, "llama", False),
         ),
         "softmax": Entry("liger_kernel.ops", "LigerSoftmaxFunction.apply", lambda x, dim: (x,)),
+        "linear_cross_entropy": Entry(
+            "liger_kernel.ops.fused_linear_cross_entropy",
+            "LigerFusedLinearCrossEntropyFunction.apply",
+            lambda x, w, target: (x, w, target),
+            several=True,
+        ),
     },
 )
 
@@ -126,8 +141,52 @@ _APEX = Library(
     },
 )
 
-LIBRARIES = {"liger": _LIGER, "quack": _QUACK, "apex": _APEX, "flash_attn": _FLASH_ATTN}
-PEERS = (EAGER, COMPILE, *LIBRARIES)
+_CUT_CROSS_ENTROPY = Library(
+    "cut_cross_entropy",
+    "cut-cross-entropy",
+    "pip install cut-cross-entropy",
+    {
+        "linear_cross_entropy": Entry("cut_cross_entropy", "linear_cross_entropy", lambda x, w, target: (x, w, target)),
+    },
+)
+
+LIBRARIES = {
+    "liger": _LIGER,
+    "quack": _QUACK,
+    "apex": _APEX,
+    "flash_attn": _FLASH_ATTN,
+    "cut_cross_entropy": _CUT_CROSS_ENTROPY,
+}
+PEERS = (SAVE_NONE, EAGER, EAGER_F32, COMPILE, CHUNKED, *LIBRARIES, PRODUCTS)
+
+
+def _f32_cross_entropy(x: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(x.float(), target)
+
+
+def _f32_linear_cross_entropy(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
+    """As models of Hugging Face have it."""
+    return _f32_cross_entropy(F.linear(x, w), target)
+
+
+def _chunked_linear_cross_entropy(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
+    """From torch 2.13 on."""
+    return F.linear_cross_entropy(x, w, target, options=torch.nn.LinearCrossEntropyOptions())
+
+
+def _products(direction: str, x: Tensor, w: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    """The logits, and products of the sizes of those for the gradients of input and weight."""
+    z = torch.mm(x, w.t())
+    return (z,) if direction == "forward" else (z, torch.mm(z, w), torch.mm(z.t(), x))
+
+
+# What only some ops have.
+FORMS: dict[str, dict[str, Callable[..., Any]]] = {
+    SAVE_NONE: {op: partial(by_name()[op].function, save="none") for op in LINEAR_LOSSES},
+    EAGER_F32: {"cross_entropy": _f32_cross_entropy, "linear_cross_entropy": _f32_linear_cross_entropy},
+    CHUNKED: {"linear_cross_entropy": _chunked_linear_cross_entropy},
+    PRODUCTS: dict.fromkeys(LINEAR_LOSSES, _products),
+}
 
 
 def chosen_peers(text: str | None) -> list[str]:
@@ -136,6 +195,22 @@ def chosen_peers(text: str | None) -> list[str]:
         if name not in PEERS:
             raise NotThereError(f"peers must be some of {', '.join(PEERS)}, joined by commas, got {name!r}")
     return list(dict.fromkeys(names))
+
+
+def of_op(names: Iterable[str], op: str, dtype: torch.dtype) -> list[str]:
+    """The names but for forms that the op does not have, or has as eager already."""
+    same = () if dtype in HALVES else (EAGER_F32,)
+    return [name for name in names if name not in same and op in FORMS.get(name, (op,))]
+
+
+def is_peer(name: str) -> bool:
+    """Whether it is another's, and the whole op."""
+    return name not in (OURS, SAVE_NONE, PRODUCTS)
+
+
+def may_compile(name: str) -> bool:
+    """And leave on disk what the next process takes."""
+    return name == COMPILE or name in LIBRARIES
 
 
 def absent(name: str) -> str:
@@ -190,6 +265,8 @@ def implementation(name: str, case: Case, device: torch.device) -> Implementatio
         return Implementation(name, plain_function(case))
     if name == COMPILE:
         return Implementation(name, compiled(plain_function(case)))
+    if name in FORMS:
+        return Implementation(name, FORMS[name][case.name], floor=name == PRODUCTS)
     if reason := lacking(name, case.name, device):
         raise RefusedError(reason)
     entry = LIBRARIES[name].entries[case.name]
@@ -197,7 +274,13 @@ def implementation(name: str, case: Case, device: torch.device) -> Implementatio
         function = operator.attrgetter(entry.attribute)(importlib.import_module(entry.module))
     except Exception as error:  # a library may fail in any way where it does not fit the machine
         raise RefusedError(f"does not import: {said(error)}") from error
+    if entry.several:
+        function = _first_of(function)
     return Implementation(name, function, entry.arguments, entry.no_gradient)
+
+
+def _first_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: function(*args)[0]
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,5 +1,7 @@
 """A picture of the results: the share of the copy bandwidth over the row length, as SVG, which needs no library.
 
+Where none has a share, as of losses of a linear layer, it is ``plane``'s.
+
 The bytes of a picture depend on the records alone: coordinates have one decimal, and text is the reader's own font.
 """
 
@@ -7,30 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from html import escape
 from pathlib import Path
 
 from ..selftest.target import NotThereError
+from . import plane
 from .records import Record
+from .svg import colour, picture, place, text
 from .work import DIRECTIONS
 
 FORMAT = ".svg"
 
-# One colour an implementation in every picture, told apart by colour-blind eyes too (Okabe and Ito).
-_COLOURS = {
-    "fastops": "#D55E00",
-    "eager": "#000000",
-    "compile": "#0072B2",
-    "liger": "#009E73",
-    "quack": "#CC79A7",
-    "apex": "#E69F00",
-    "flash_attn": "#56B4E9",
-}
 _WIDTH, _HEIGHT = 300, 230  # of a panel
 _LEFT, _TOP, _RIGHT, _BOTTOM = 40, 26, 14, 46  # its margins, where its text is
 _LEGEND = 30
 _STEP = 0.25  # between two lines of the grid
-_STYLE = "text{font:11px sans-serif}path{fill:none;stroke-width:2}.grid{stroke:#ddd;stroke-width:1}"
 
 Panel = tuple[str, ...]  # op, dtype, level, rows where lengths come with several
 
@@ -42,7 +34,9 @@ def check(file: str) -> None:
 
 
 def write(records: Iterable[Record], file: str) -> None:
-    Path(file).write_text(drawn(records), encoding="utf-8")
+    records = list(records)
+    draw = drawn if any(r.share_of_copy is not None for r in records) else plane.drawn
+    Path(file).write_text(draw(records), encoding="utf-8")
 
 
 def drawn(records: Iterable[Record]) -> str:
@@ -52,13 +46,8 @@ def drawn(records: Iterable[Record]) -> str:
     apart = _with_several_rows(chosen)
     for r in chosen:
         lines.setdefault((*_group(r), _rows(r) if _group(r) in apart else ""), []).append(r)
-    names = sorted({r.implementation for r in chosen}, key=_place)
-    width, height = _WIDTH * len(DIRECTIONS), _LEGEND + _HEIGHT * len(lines)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
-        f'<style>{_STYLE}</style><rect width="{width}" height="{height}" fill="#fff"/>',
-        *_legend(names),
-    ]
+    names = sorted({r.implementation for r in chosen}, key=place)
+    parts = _legend(names)
     for k, (panel, line) in enumerate(lines.items()):
         top = max([1.0, *(r.share_of_copy or 0 for r in line)])
         for j, direction in enumerate(DIRECTIONS):
@@ -66,7 +55,7 @@ def drawn(records: Iterable[Record]) -> str:
             title = ", ".join(filter(None, (f"{panel[0]} {direction}", *panel[1:])))
             parts.append(f'<g transform="translate({j * _WIDTH},{_LEGEND + k * _HEIGHT})">')
             parts += [*_panel(title, shown, names, math.ceil(top / _STEP) * _STEP), "</g>"]
-    return "\n".join([*parts, "</svg>", ""])
+    return picture(_WIDTH * len(DIRECTIONS), _LEGEND + _HEIGHT * len(lines), parts)
 
 
 def _group(r: Record) -> tuple[str, str, str]:
@@ -85,17 +74,12 @@ def _with_several_rows(records: Sequence[Record]) -> set[tuple[str, str, str]]:
     return {group for (group, _), rows in found.items() if len(rows) > 1}
 
 
-def _place(name: str) -> tuple[int, str]:
-    order = list(_COLOURS)
-    return (order.index(name) if name in order else len(order)), name
-
-
 def _legend(names: Sequence[str]) -> list[str]:
     parts = []
     for k, name in enumerate(names):
         x = _LEFT + 90 * k
-        parts.append(f'<path d="M{x} 15h20" stroke="{_COLOURS.get(name, "#999")}"/>')
-        parts.append(_text(x + 25, 19, name, "start"))
+        parts.append(f'<path d="M{x} 15h20" stroke="{colour(name)}"/>')
+        parts.append(text(x + 25, 19, name, "start"))
     return parts
 
 
@@ -110,28 +94,23 @@ def _panel(title: str, records: Sequence[Record], names: Sequence[str], top: flo
     def y(share: float) -> float:
         return _TOP + tall * (1 - share / top)
 
-    parts = [_text(_LEFT + inner / 2, 16, title)]
+    parts = [text(_LEFT + inner / 2, 16, title)]
     for k in range(round(top / _STEP) + 1):
         at = y(k * _STEP)
         parts.append(f'<path class="grid" d="M{_LEFT} {at:.1f}h{inner}"/>')
-        parts.append(_text(_LEFT - 5, at + 4, f"{k * _STEP:g}", "end"))
-    parts += [_text(x(n), _HEIGHT - 30, _spelled(n)) for n in lengths]
-    parts.append(_text(_LEFT + inner / 2, _HEIGHT - 12, "row length; up: share of the copy bandwidth"))
+        parts.append(text(_LEFT - 5, at + 4, f"{k * _STEP:g}", "end"))
+    parts += [text(x(n), _HEIGHT - 30, _spelled(n)) for n in lengths]
+    parts.append(text(_LEFT + inner / 2, _HEIGHT - 12, "row length; up: share of the copy bandwidth"))
     for name in reversed(names):  # the first on top
         points = sorted((r.sizes[-1], r.share_of_copy or 0) for r in records if r.implementation == name)
         if not points:
             continue
         places = [f"{x(n):.1f} {y(share):.1f}" for n, share in points]
-        colour = _COLOURS.get(name, "#999")
-        parts.append(f'<path d="M{"L".join(places)}" stroke="{colour}"/>')
+        parts.append(f'<path d="M{"L".join(places)}" stroke="{colour(name)}"/>')
         dots = "".join(f'<circle cx="{a}" cy="{b}" r="3"/>' for a, b in (place.split() for place in places))
-        parts.append(f'<g fill="{colour}">{dots}</g>')
+        parts.append(f'<g fill="{colour(name)}">{dots}</g>')
     return parts
 
 
 def _spelled(length: int) -> str:
     return str(length) if length % 1024 else f"{length // 1024}k"  # what is longer overlaps its neighbours
-
-
-def _text(x: float, y: float, content: str, anchor: str = "middle") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'

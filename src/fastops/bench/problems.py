@@ -23,6 +23,17 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
 }
 QUICK: dict[str, tuple[Shape, ...]] = {"cuda": ((16384, 1024), (4096, 16384)), "cpu": ((1024, 256), (256, 1024))}
 
+# Whose time is matrix products'. Theirs are shapes of language models' heads: tokens, features, classes.
+LINEAR_LOSSES = ("linear_cross_entropy", "linear_log_prob")
+HEADS: dict[str, tuple[Shape, ...]] = {
+    "cuda": ((8192, 2048, 128256), (8192, 4096, 128256), (16384, 1024, 151936), (4096, 4096, 32000)),
+    "cpu": ((512, 256, 8192), (1024, 512, 32000)),
+}
+QUICK_HEADS: dict[str, tuple[Shape, ...]] = {
+    "cuda": ((2048, 2048, 128256), (4096, 1024, 32000)),
+    "cpu": ((128, 128, 2048), (64, 64, 8192)),
+}
+
 LEAST_BYTES = 300_000_000
 MOST_SETS = 256
 
@@ -68,6 +79,8 @@ def default_shapes(case: Case, device: torch.device, quick: bool) -> list[Shape]
 
     Where none is: the first one's numbers in more and shorter rows.
     """
+    if case.name in LINEAR_LOSSES:
+        return list((QUICK_HEADS if quick else HEADS)[device.type])
     shapes = (QUICK if quick else SHAPES)[device.type]
     rows, n = shapes[0]
     fitting: list[Shape] = [(rows, n) for rows, n in shapes if _largest(case, (rows, n)) <= rows * n]
@@ -102,8 +115,13 @@ def make_sets(case: Case, dtype: torch.dtype, device: torch.device, shape: Shape
         if not found:
             with torch.no_grad():
                 outputs = [(out.shape, out.dtype) for out in as_tuple(case.function(*args))]
-        found.append(InputSet(args, tuple(make(*shape, dtype=dtype) for shape, dtype in outputs)))
+        found.append(InputSet(args, tuple(_incoming(make, *output) for output in outputs)))
     return found
+
+
+def _incoming(make: Make, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Random; of a single loss 1, as of ``loss.backward()``, for which some peers leave work out."""
+    return make(*shape, dtype=dtype) if shape else torch.ones((), dtype=dtype, device=make.device)
 
 
 def as_tuple(result: Any) -> tuple[Tensor, ...]:

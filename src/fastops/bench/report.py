@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from .peers import OURS
+from .peers import OURS, is_peer
 from .problems import spelled
 
 Row = dict[str, Any]
@@ -85,7 +85,7 @@ def _ours(r: Row, on_cpu: bool) -> list[str]:
         f"{spread:.0%}",
         *fresh,
         _rate(r["gigabytes_per_second"]),
-        f"{r['share_of_copy']:.2f}",
+        NOTHING if r["share_of_copy"] is None else f"{r['share_of_copy']:.2f}",
     ]
 
 
@@ -147,7 +147,8 @@ def _first(r: Row) -> str:
 
 def _ahead(results: Sequence[Row]) -> list[str]:
     """So that nobody has to look for them in the tables."""
-    rows = [r for r in results if r["times_fastops"] is not None and r["times_fastops"] < 1 - AHEAD]
+    of_peers = (r for r in results if r["times_fastops"] is not None and is_peer(r["implementation"]))
+    rows = [r for r in of_peers if r["times_fastops"] < 1 - AHEAD]
     if not rows:
         return []
     rows.sort(key=lambda r: r["times_fastops"])

@@ -15,12 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .problems import InputSet, as_tuple
+from .problems import LINEAR_LOSSES, InputSet, as_tuple
 
 DIRECTIONS = ("forward", "backward", "forward+backward")
 
 # Of the norm of the difference over the norm: room for another order of sums and for rounding in between.
 TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 3e-2, torch.float32: 1e-4, torch.float64: 1e-9}
+
+
+def directions_of(op: str) -> tuple[str, ...]:
+    """Some losses of a linear layer have their gradients from the forward on, so that a backward alone says nothing."""
+    return ("forward", "forward+backward") if op in LINEAR_LOSSES else DIRECTIONS
 
 
 class RefusedError(Exception):
@@ -33,6 +38,7 @@ class Implementation:
     function: Callable[..., Any]
     arguments: Callable[..., tuple[Any, ...]] = lambda *args: args  # the op's to the function's own, not timed
     no_gradient: str = ""  # why it has none
+    floor: bool = False  # a part of the work that none can leave out, by function(direction, *args)
 
     def check_direction(self, direction: str) -> None:
         if direction != "forward" and self.no_gradient:
@@ -46,6 +52,8 @@ def call_of(implementation: Implementation, inputs: InputSet, direction: str) ->
     read.
     """
     function = implementation.function
+    if implementation.floor:
+        return partial(function, direction, *inputs.args)
     if direction == "forward":
         return partial(function, *implementation.arguments(*inputs.args))
 
