@@ -85,7 +85,7 @@ def test_a_wrong_type_is_named(
         if value is None and (op, name) == ("linear_cross_entropy", "ignore_index"):
             continue  # as torch's
         if name in ("activation", "reduction", "save") and isinstance(value, str):
-            continue  # a ValueError, of tests/test_messages.py and tests/ops/test_cross_entropy.py
+            continue  # a ValueError, of tests/test_messages.py and tests/ops/test_cross_entropy_arguments.py
         with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
             way(lambda value=value: getattr(fastops, op)(**{**right, name: value}))  # type: ignore[misc]
         text = str(caught.value)

@@ -1,4 +1,4 @@
-"""cross_entropy: every option and reduction against float64 and torch's own, and the corners."""
+"""cross_entropy's values: every option and reduction against float64 and torch's own, and the corners."""
 
 from __future__ import annotations
 
@@ -10,37 +10,19 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from cross_entropy_inputs import every_dtype, every_option, every_reduction, made
 from recorder import Recorder
 from table import assert_close
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
-from transforms import every_transform
 
 import fastops
-from fastops import nn
 from fastops.cases import DTYPES, Make, by_name
 from fastops.cases.inputs import HALVES
 from fastops.ops.cross_entropy import class_dim
 from fastops.selftest.accuracy import ulps
 from fastops.selftest.checks import same_bits
 
-every_dtype = pytest.mark.parametrize("dtype", DTYPES)
-every_reduction = pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 BOUNDS = by_name()["cross_entropy"].bounds
-
-# One option at a time, and all of them.
-OPTIONS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "weight": {"weight": True},
-    "smoothing": {"label_smoothing": 0.1},
-    "smoothing alone": {"label_smoothing": 1.0},
-    "scale": {"scale": 0.5},
-    "negative scale": {"scale": -2.0},
-    "softcap": {"softcap": 3.0},
-    "z_loss": {"z_loss": 1e-2},
-    "all": {"weight": True, "label_smoothing": 0.2, "scale": 1.5, "softcap": 5.0, "z_loss": 1e-3},
-}
-every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 
 def formula(
@@ -73,21 +55,6 @@ def formula(
     if reduction == "mean":
         loss = loss.sum() / w[y[kept]].sum()
     return (loss.sum() if reduction == "sum" else loss), logs
-
-
-def made(
-    dtype: torch.dtype, device: torch.device, *shape: int, ignored: int = 3, options: dict[str, Any]
-) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Logits, targets of which every third is ignored, and the options with a weight for each class."""
-    make = Make(device, dtype)
-    at = 1 if len(shape) > 1 else 0
-    x, target = make(*shape, scale=2.0), make.integers(*shape[:at], *shape[at + 1 :], below=shape[at])
-    if ignored:
-        target.view(-1)[::ignored] = -100
-    options = dict(options)
-    if options.get("weight"):
-        options["weight"] = make(shape[at]).abs_().add_(0.1)
-    return x, target, options
 
 
 def wide(options: dict[str, Any]) -> dict[str, Any]:
@@ -168,22 +135,6 @@ def test_lse_alone_where_nothing_has_weight(device: torch.device) -> None:
     (gradient,) = torch.autograd.grad(lse.sum(), x)
     torch.testing.assert_close(gradient[:2], x.detach().softmax(1)[:2])
     assert not gradient[2].any()
-
-
-def test_weights_of_a_half_type_under_autocast() -> None:
-    x, target, weight = torch.randn(5, 7), torch.randint(7, (5,)), torch.rand(7)
-    with torch.autocast("cpu", torch.bfloat16):
-        ours, theirs = (f(x, target, weight.bfloat16()) for f in (fastops.cross_entropy, F.cross_entropy))
-    assert ours.dtype == theirs.dtype == torch.float32
-    torch.testing.assert_close(ours, theirs)
-
-
-def test_a_scripted_module_under_autocast() -> None:
-    x, target = torch.randn(5, 7, dtype=torch.bfloat16), torch.randint(7, (5,))
-    for module in (nn.CrossEntropyLoss(), torch.nn.CrossEntropyLoss()):
-        with torch.autocast("cpu", torch.bfloat16):
-            assert torch.jit.script(module)(x, target).dtype == torch.float32  # type: ignore[attr-defined]
-    assert torch.jit.script(nn.CrossEntropyLoss(scale=2))(x, target).dtype == torch.bfloat16  # type: ignore[attr-defined]
 
 
 @every_option
@@ -286,16 +237,6 @@ def test_no_rows(dtype: torch.dtype, shape: tuple[int, ...], device: torch.devic
         assert x.grad.shape == x.shape
         assert loss.shape == (target.shape if reduction == "none" else ())
         assert loss.isnan().all() if reduction == "mean" else not loss.any()
-
-
-@every_dtype
-def test_no_classes(dtype: torch.dtype, device: torch.device) -> None:
-    x, target = torch.empty(3, 0, dtype=dtype, device=device), torch.full((3,), -100, device=device)
-    for f in (fastops.cross_entropy, fastops.reference.cross_entropy):
-        with pytest.raises(
-            RuntimeError, match=r"^\[cross_entropy\] input must have a class at least, got shape \[3, 0\]"
-        ):
-            f(x, target)
 
 
 @every_dtype
@@ -407,33 +348,6 @@ def test_a_shifted_view_of_logits(device: torch.device) -> None:
 
 
 @every_dtype
-@every_reduction
-def test_nothing_of_the_callers_is_written(dtype: torch.dtype, reduction: str, device: torch.device) -> None:
-    """Neither logits nor targets nor incoming gradients; a second backward gives the bits of the first."""
-    x, target, _ = made(dtype, device, 40, 70, options={})
-    kept = x.clone(), target.clone()
-    leaf = x[1:-1, 1:-1].requires_grad_()
-    y = torch.where(target == -100, -100, target.clamp(max=67))[1:-1]
-    loss = fastops.cross_entropy(leaf, y, reduction=reduction)
-    grad = torch.full_like(loss, 3.0)
-    first, second = (torch.autograd.grad(loss, leaf, grad, retain_graph=True)[0] for _ in range(2))
-    assert same_bits(first, second)
-    (once,) = torch.autograd.grad(loss, leaf, torch.ones_like(loss))
-    torch.testing.assert_close(first, 3 * once, rtol=2e-2 if dtype in HALVES else 1e-5, atol=1e-4)
-    assert torch.equal(grad, torch.full_like(loss, 3.0))
-    assert all(same_bits(a, b) for a, b in zip((x.detach(), target), kept, strict=True))
-
-
-def test_expanded_incoming_gradients(device: torch.device) -> None:
-    """``loss.sum()`` sends one number at stride 0 to each row."""
-    x, target, _ = made(torch.float32, device, 7, 9, options={})
-    leaf = x.requires_grad_()
-    (a,) = torch.autograd.grad(fastops.cross_entropy(leaf, target, reduction="none").sum(), leaf)
-    (b,) = torch.autograd.grad(fastops.cross_entropy(leaf, target, reduction="sum"), leaf)
-    torch.testing.assert_close(a, b)
-
-
-@every_dtype
 def test_bytes_as_targets(dtype: torch.dtype, device: torch.device) -> None:
     """uint8, of which none is an ignore_index below 0 (156 is not -100)."""
     x = Make(device, dtype)(6, 200)
@@ -442,153 +356,6 @@ def test_bytes_as_targets(dtype: torch.dtype, device: torch.device) -> None:
         ours, wanted = (fastops.cross_entropy(x, t, reduction="none", **options) for t in (target, target.long()))
         assert same_bits(ours, wanted)
         assert ours[2] != 0
-
-
-@every_dtype
-@pytest.mark.parametrize("wrong", [10, -1, 12, -101, 2**40])
-def test_target_out_of_range(dtype: torch.dtype, wrong: int, device: torch.device) -> None:
-    """IndexError on the CPU by each way; on GPUs the row is NaN, and nothing waits or stops."""
-    x = Make(device, dtype)(4, 10)
-    target = torch.tensor([1, wrong, -100, 3], device=device)
-    ways: tuple[Callable[[], Any], ...] = (
-        lambda: fastops.cross_entropy(x, target, reduction="none"),
-        lambda: fastops.cross_entropy(x.clone().requires_grad_(), target, reduction="none"),
-        lambda: fastops.reference.cross_entropy(x, target, reduction="none"),
-        lambda: nn.CrossEntropyLoss(reduction="none")(x, target),
-    )
-    for way in ways:
-        if device.type == "cpu":
-            message = rf"^\[cross_entropy\] target must be 0 to 9 or ignore_index -100, got {wrong}$"
-            with pytest.raises(IndexError, match=message):
-                way()
-        else:
-            assert way().isnan().tolist() == [False, True, False, False]
-    if device.type == "cuda":
-        batched = torch.func.vmap(lambda x: fastops.reference.cross_entropy(x, target, reduction="none"))(x[None])
-        assert batched.isnan().tolist() == [[False, True, False, False]]
-        leaf = x.requires_grad_()
-        (gradient,) = torch.autograd.grad(fastops.cross_entropy(leaf, target, reduction="sum"), leaf)
-        assert gradient.isnan().all(1).tolist() == [False, True, False, False]
-
-
-@pytest.mark.parametrize("check", [torch.autograd.gradcheck, torch.autograd.gradgradcheck])
-@every_reduction
-@every_option
-def test_finite_differences(
-    check: Callable[..., bool], reduction: str, options: dict[str, Any], device: torch.device
-) -> None:
-    for shape in ((4, 3), (2, 3, 2), (4,)):
-        x, target, used = made(torch.float64, device, *shape, ignored=3 if len(shape) > 1 else 0, options=options)
-        for lse in (False, True):
-            assert check(
-                lambda x, t=target, u=used, lse=lse: fastops.cross_entropy(
-                    x, t, reduction=reduction, return_lse=lse, **u
-                ),
-                (x.requires_grad_(),),
-            )
-
-
-@every_transform
-@every_reduction
-@every_option
-def test_transforms(
-    transform: Callable[..., Any], reduction: str, options: dict[str, Any], device: torch.device
-) -> None:
-    x, target, options = made(torch.float64, device, 4, 3, options=options)
-    batch = [Make(device, torch.float64, seed=9)(6, 4, 3)]
-    for lse in (False, True):
-
-        def call(function: Callable[..., Any], lse: bool = lse) -> Callable[..., Any]:
-            return lambda x: function(x, target, reduction=reduction, return_lse=lse, **options)
-
-        ours, plain = call(fastops.cross_entropy), call(composed)
-        assert_close(transform(ours, [x], batch), transform(plain, [x], batch))
-
-
-def composed(
-    x: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    *,
-    reduction: str,
-    label_smoothing: float = 0.0,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    z_loss: float = 0.0,
-    return_lse: bool = False,
-) -> Any:
-    """Of torch's ops, in a form that its transforms know."""
-    u = x * scale if softcap is None else softcap * torch.tanh(x * scale / softcap)
-    lse = torch.where(target == -100, 0, u.logsumexp(1))
-    loss = F.cross_entropy(u, target, weight, reduction="none", label_smoothing=label_smoothing) + z_loss * lse**2
-    if reduction != "none":
-        w = torch.ones(x.shape[1], dtype=x.dtype, device=x.device) if weight is None else weight
-        kept = torch.where(target == -100, 0, w[target.clamp_min(0)])
-        loss = loss.sum() / kept.sum() if reduction == "mean" else loss.sum()
-    return (loss, lse) if return_lse else loss
-
-
-def test_vmap_over_targets(device: torch.device) -> None:
-    make = Make(device, torch.float64)
-    x, targets = make(5, 4, 3), make.integers(5, 4, below=3)
-    for reduction, (a, b) in itertools.product(("none", "mean", "sum"), ((0, 0), (None, 0), (0, None), (2, 1))):
-        logits = x[0] if a is None else x.movedim(0, a)
-        classes = targets[0] if b is None else targets.movedim(0, b)
-        ours, theirs = (
-            torch.func.vmap(lambda x, t, f=f, r=reduction: f(x, t, reduction=r), (a, b))(logits, classes)
-            for f in (fastops.cross_entropy, F.cross_entropy)
-        )
-        assert_close(ours, theirs)
-
-
-@every_reduction
-def test_a_batch_runs_kernels(reduction: str, device: torch.device) -> None:
-    """Forward and backward, as one more dimension of rows; of one set of weights an element the composition."""
-    make = Make(device, torch.float32)
-    w = make(3).abs()
-    for shape in ((3,), (4, 3), (4, 3, 2)):
-        x, t = make(5, *shape), make.integers(5, *shape[:-1] if len(shape) < 3 else (4, 2), below=3)
-
-        def gradient(x: Tensor, t: Tensor) -> Tensor:
-            return torch.func.grad(lambda x: fastops.cross_entropy(x, t, w, reduction=reduction).sum())(x)
-
-        with Recorder() as recorder:
-            found = torch.func.vmap(gradient)(x, t)
-        assert recorder.ops == ["cross_entropy", "cross_entropy_backward"]
-        each = torch.stack([gradient(a, b) for a, b in zip(x, t, strict=True)])
-        torch.testing.assert_close(found, each)
-    ws = make(5, 3).abs()
-    x, t = make(5, 4, 3), make.integers(5, 4, below=3)
-    ours, theirs = (
-        torch.func.vmap(lambda x, t, w, f=f: f(x, t, w, reduction=reduction))(x, t, ws)
-        for f in (fastops.cross_entropy, F.cross_entropy)
-    )
-    torch.testing.assert_close(ours, theirs)
-
-
-def test_compile_with_dynamic_shapes(device: torch.device) -> None:
-    """Two graphs, one of them dynamic, serve all sizes, forward and backward, with each option."""
-
-    def f(x: Tensor, target: Tensor) -> Tensor:
-        loss, lse = fastops.cross_entropy(x, target, scale=0.5, softcap=4.0, z_loss=1e-2, return_lse=True)
-        each = fastops.cross_entropy(x.transpose(0, 1).transpose(0, 1), target, reduction="none", label_smoothing=0.1)
-        return loss + lse.square().sum() + each.sin().sum() + fastops.cross_entropy(x.bfloat16(), target).float()
-
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(f, fullgraph=True, backend=counter)
-    for rows, n in ((3, 4), (5, 7), (2, 9)):
-        make = Make(device, torch.float32)
-        x, target = make(rows, n), make.integers(rows, below=n)
-        target[1] = -100
-        found = []
-        for g in (compiled, f):
-            leaf = x.clone().requires_grad_()
-            y = g(leaf, target)
-            found.append((y.detach(), *torch.autograd.grad(y, leaf)))
-        for a, b in zip(*found, strict=True):
-            torch.testing.assert_close(a, b)
-    assert counter.frame_count == 2
 
 
 @every_reduction
@@ -620,144 +387,6 @@ def test_probabilities_of_half_types(dtype: torch.dtype, device: torch.device) -
         loss, lse = fastops.cross_entropy(x, q, dtype=result, return_lse=True)
         assert (loss.dtype, lse.dtype) == (result or dtype, torch.float32)
         assert ulps(loss, F.cross_entropy(x.double(), q.double()).cpu(), dtype=dtype) <= 0.51
-
-
-def test_autocast_on_cuda(cuda: torch.device) -> None:
-    """In float32, as torch's; no converted copy, and the gradient of input's dtype."""
-    for dtype in (*HALVES, torch.float32, torch.float64):
-        x, target, _ = made(dtype, cuda, 5, 7, options={})
-        ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-        with torch.autocast("cuda", torch.bfloat16):
-            loss, of_torch = fastops.cross_entropy(ours, target), F.cross_entropy(theirs, target)
-            asked = fastops.cross_entropy(ours, target, dtype=dtype)
-        assert loss.dtype == of_torch.dtype
-        expected = F.cross_entropy(theirs.to(loss.dtype), target)  # torch's own is 8e-5 off for float16
-        assert asked.dtype == dtype
-        torch.testing.assert_close(loss, expected)
-        for a, b in zip(torch.autograd.grad(loss, ours), torch.autograd.grad(expected, theirs), strict=True):
-            assert a.dtype == dtype
-            torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_autocast_on_the_cpu(dtype: torch.dtype) -> None:
-    x, target, _ = made(dtype, torch.device("cpu"), 5, 7, options={})
-    with torch.autocast("cpu", torch.bfloat16):
-        loss, expected = fastops.cross_entropy(x, target), F.cross_entropy(x, target)
-    torch.testing.assert_close(loss, expected)
-
-
-def test_what_is_kept(device: torch.device) -> None:
-    """The caller's own logits and targets, lse, and one number."""
-    x, target, _ = made(torch.bfloat16, device, 5, 33, options={})
-    x.requires_grad_()
-    saved: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        fastops.cross_entropy(x, target)
-    assert [t.data_ptr() for t in saved[:2]] == [x.data_ptr(), target.data_ptr()]
-    assert [tuple(t.shape) for t in saved[2:]] == [(5,), ()]
-
-
-def test_defaults_are_left_out_of_a_call() -> None:
-    """Each argument takes a tenth of a microsecond or two."""
-    x, target, _ = made(torch.float32, torch.device("cpu"), 3, 4, ignored=0, options={})
-    x.requires_grad_()
-    for arguments, expected in (
-        ({}, ()),
-        ({"reduction": "mean", "scale": 1, "dtype": torch.float32}, ()),
-        ({"reduction": "sum"}, (None, 2)),
-        ({"ignore_index": 3}, (None, 1, 3)),
-        ({"z_loss": 0.5}, (None, 1, -100, 0.0, 1.0, None, 0.5)),
-    ):
-        with Recorder() as recorder:
-            fastops.cross_entropy(x, target, **arguments).sum().backward()  # type: ignore[arg-type]
-        assert recorder.args[0][2:] == expected
-        # Behind grad, grad_lse, input, target, lse and total.
-        assert recorder.args[1][6:] == expected
-
-
-def test_checkpoint(device: torch.device) -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    x, target, _ = made(torch.float32, device, 5, 7, options={})
-    x.requires_grad_()
-    (expected,) = torch.autograd.grad(fastops.cross_entropy(x, target), x)
-    loss = checkpoint(fastops.cross_entropy, x, target, use_reentrant=False)
-    assert same_bits(torch.autograd.grad(loss, x)[0], expected)
-
-
-Wrong = tuple[type[Exception], str, Callable[[Tensor, Tensor], Any]]
-
-
-def with_options(error: type[Exception], message: str, **options: Any) -> Wrong:
-    return error, message, lambda x, target: fastops.cross_entropy(x, target, **options)
-
-
-def with_tensors(message: str, change: Callable[[Tensor, Tensor], Any], error: type[Exception] = RuntimeError) -> Wrong:
-    return error, message, lambda x, target: fastops.cross_entropy(*change(x, target))
-
-
-WRONG: dict[str, Wrong] = {
-    "reduction": with_options(ValueError, "reduction must be 'none', 'mean' or 'sum', got 'avg'", reduction="avg"),
-    "no reduction": with_options(TypeError, "reduction must be a str, got NoneType", reduction=None),
-    "smoothing": with_options(RuntimeError, r"label_smoothing must be 0 to 1, got 1\.5", label_smoothing=1.5),
-    "negative": with_options(RuntimeError, r"label_smoothing must be 0 to 1, got -0\.1", label_smoothing=-0.1),
-    "softcap": with_options(RuntimeError, "softcap must be finite and greater than 0, got 0", softcap=0),
-    "softcap without end": with_options(
-        RuntimeError, "softcap must be finite and greater than 0, got inf", softcap=float("inf")
-    ),
-    "scale": with_options(TypeError, "scale must be a number, got Tensor", scale=torch.ones(())),
-    "index": with_options(TypeError, "ignore_index must be an integer, got float", ignore_index=1.0),
-    "dtype": with_options(RuntimeError, "dtype must be floating point, got torch.int64", dtype=torch.int64),
-    "no dtype": with_options(TypeError, "dtype must be a torch.dtype or None, got type", dtype=float),
-    "int32": with_tensors(
-        r"target must have dtype torch\.int64 or torch\.uint8, got torch\.int32", lambda x, t: (x, t.int())
-    ),
-    "floats": with_tensors(
-        r"target must have dtype torch\.int64 or torch\.uint8, got torch\.float32", lambda x, t: (x, t.float())
-    ),
-    "targets": with_tensors(r"target must have shape \[5\], got \[4\]", lambda x, t: (x, t[:4])),
-    "probabilities": with_tensors(r"target must have input's shape \[5, 7\], got \[5, 6\]", lambda x, t: (x, x[:, 1:])),
-    "classes": with_tensors(r"weight must have shape \[7\], got \[6\]", lambda x, t: (x, t, x.detach()[0, :6])),
-    "weight": with_tensors("weight must have input's dtype", lambda x, t: (x, t, x.detach()[0].half())),
-    "learns": with_tensors("weight must not require a gradient", lambda x, t: (x, t, torch.ones(7).requires_grad_())),
-    "list": with_tensors("target must be a Tensor, got list", lambda x, t: (x, t.tolist()), TypeError),
-    "integers": with_tensors("input must be floating point, got torch.int64", lambda x, t: (x.long(), t)),
-    "number": with_tensors(r"input must have a dimension of classes, got shape \[\]", lambda x, t: (x[0, 0], t[0])),
-    "ignored": with_options(RuntimeError, "ignore_index must be below 0 for probabilities, got 1", ignore_index=1),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_arguments(name: str, device: torch.device) -> None:
-    error, message, call = WRONG[name]
-    x, target = torch.randn(5, 7, device=device), torch.zeros(5, dtype=torch.int64, device=device)
-    for input in (x, x.clone().requires_grad_()):
-        with pytest.raises(error, match=rf"^\[cross_entropy\] {message}"):
-            call(input, x if name == "ignored" else target)
-
-
-@every_reduction
-@every_option
-def test_module(reduction: str, options: dict[str, Any], device: torch.device) -> None:
-    x, target, options = made(torch.float32, device, 5, 7, options=options)
-    module = nn.CrossEntropyLoss(reduction=reduction, **options)
-    assert same_bits(module(x, target), fastops.cross_entropy(x, target, reduction=reduction, **options))
-    theirs = torch.nn.CrossEntropyLoss(options.get("weight"))
-    assert module.state_dict().keys() == theirs.state_dict().keys()
-    if not {"softcap", "z_loss"} & set(options):
-        scripted = torch.jit.script(module)
-        torch.testing.assert_close(scripted(x, target), module(x, target))
-    assert repr(nn.CrossEntropyLoss()) == "CrossEntropyLoss()"
-    assert "softcap=3.0" in repr(nn.CrossEntropyLoss(softcap=3.0))
-
-
-@pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "z_loss": 0.1}, {"label_smoothing": 0.1}], ids=str)
-def test_trace(options: dict[str, Any]) -> None:
-    x, target, _ = made(torch.float32, torch.device("cpu"), 5, 7, options={})
-    traced = torch.jit.trace(lambda x, t: fastops.cross_entropy(x, t, **options), (x, target))
-    y, classes, _ = made(torch.float32, torch.device("cpu"), 9, 7, options={})
-    torch.testing.assert_close(traced(y, classes), fastops.cross_entropy(y, classes, **options))
 
 
 def test_a_perplexity(device: torch.device) -> None:
