@@ -1,8 +1,11 @@
-"""The examples run here as they stand, with every check that this machine allows; their CUDA sources compile."""
+"""The examples run here: ops with every check that this machine allows, and a training; CUDA sources compile."""
 
 from __future__ import annotations
 
+import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,9 @@ from common import DTYPES, needs_nvrtc
 
 from fastops.kit.cuda_kernel import CudaKernel
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+FOLDER = Path(__file__).parents[2] / "examples"
+TRAINING = FOLDER / "train_language_model.py"
+EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if path != TRAINING)  # ops by the kit
 
 if not EXAMPLES:
     pytest.skip("the examples are in the tree, not beside the tests", allow_module_level=True)
@@ -53,3 +58,15 @@ def test_layer_norm_is_torchs(length: int, device: torch.device) -> None:
     found = layer_norm(x.float(), w.float(), b.float())
     truth = torch.nn.functional.layer_norm(x.float().double(), (length,), w.float().double(), b.float().double())
     torch.testing.assert_close(found.double(), truth, rtol=0, atol=1e-3)
+
+
+def test_training(device: torch.device) -> None:
+    """From one seed to the same losses, in less memory; in a process of its own, because it starts others."""
+    command = [sys.executable, str(TRAINING), "--device", device.type, "--steps", "3", "--rows", "8"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    losses = [float(loss) for loss in re.findall(r"^ +\d+ +[\d.]+ +([\d.]+)$", ran.stdout, re.MULTILINE)]
+    assert len(losses) == 3
+    assert losses[2] < losses[0]
+    torchs, ours = map(int, re.findall(r"(\d+) MiB", ran.stdout))
+    assert ours < torchs
