@@ -17,9 +17,11 @@ from torch import Tensor
 
 import fastops
 from fastops import _C, capability
+from fastops.cases import by_name
 from fastops.selftest import poison, target
 from fastops.selftest.__main__ import main
 from fastops.selftest.accuracy import ulps
+from fastops.selftest.checks import rounded_once
 
 SHORT = ["--device", "cpu", "--op", "relu", "--dtype", "f32", "--quick"]
 
@@ -237,6 +239,17 @@ def test_ulps(dtype: torch.dtype) -> None:
             assert ulps(torch.tensor([1.0, 5.0, large], dtype=dtype), truth) > 1
     wide = torch.tensor([1.0, 2.0], dtype=torch.float64) * 1e200
     assert ulps(wide * torch.tensor([1.0, 1.5]), wide) > 1
+
+
+def test_no_number_is_no_small_error() -> None:
+    case = by_name()["linear_cross_entropy"]
+    nothing = dataclasses.replace(
+        case, function=lambda x, w, y, **options: fastops.linear_cross_entropy(x, w, y, **options) * torch.nan
+    )
+    path = target.Path(torch.device("cpu"), "cpu")
+    (outcome,) = rounded_once(target.Target(nothing, torch.bfloat16, path, True))
+    assert not outcome.ok
+    assert "nan" in outcome.detail
 
 
 def test_needs_no_test_packages() -> None:

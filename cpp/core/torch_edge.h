@@ -125,11 +125,13 @@ void run_on_threads(int64_t count, int64_t bytes_each, const F& f) {
 #else
 #define FASTOPS_OP_CUDA(name, function)
 #endif
+#define FASTOPS_SCHEMA(name, signature)       \
+  STABLE_TORCH_LIBRARY_FRAGMENT(fastops, m) { \
+    m.def(name signature);                    \
+    m.def(name "_reference" signature);       \
+  }
 #define FASTOPS_OP(name, signature, function)                                                                 \
   static_assert(::fastops::schema::matches(signature, &function), "schema and C++ function disagree: " name); \
-  STABLE_TORCH_LIBRARY_FRAGMENT(fastops, m) {                                                                 \
-    m.def(name signature);                                                                                    \
-    m.def(name "_reference" signature);                                                                       \
-  }                                                                                                           \
+  FASTOPS_SCHEMA(name, signature)                                                                             \
   STABLE_TORCH_LIBRARY_IMPL(fastops, CPU, m) { m.impl(name, ::fastops::Boxed<&function>::call); }             \
   FASTOPS_OP_CUDA(name, function)

@@ -169,14 +169,13 @@ class Differentiable:
 
 
 class Operator(Differentiable):
-    """An op of ours: ``torch.ops.fastops.<name>``, whose schema and kernels are in C++.
+    """An op of ours: ``torch.ops.fastops.<name>``, whose schema is in C++, and mostly its kernels.
 
     Args:
         name: the raw op's.
         reference: it is the kernel too for devices that ours do not take.
         fake: the same arguments to empty outputs of the right shape, strides and dtype.
-        schema, kernel: of an op that is composed of torch's and ours here, in place of those in C++: its arguments and
-            results, and what runs on the CPU and on CUDA.
+        kernel: of an op that is composed of torch's and ours: what runs on the CPU and on CUDA.
         derivative: see :class:`Differentiable`.
     """
 
@@ -186,14 +185,11 @@ class Operator(Differentiable):
         reference: Callable[..., Any],
         fake: Callable[..., Any],
         *,
-        schema: str | None = None,
         kernel: Callable[..., Any] | None = None,
         **derivative: Any,
     ) -> None:
         self.composed = kernel is not None
-        if schema and kernel:
-            _library.define(f"{name}{schema}")
-            _library.define(f"{name}_reference{schema}")
+        if kernel:
             for device in ("CPU", "CUDA"):
                 _library.impl(name, kernel, device)
         torch.library.register_fake(f"fastops::{name}", on_one_device(name, fake), lib=_library)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
 
 import fastops
 from fastops._operator import OPERATORS
 from fastops.cases import DTYPES, Make
 from fastops.cases.inputs import HALVES
-from fastops.families import linear_likelihood
+from fastops.families import linear_operands, linear_sums
 from fastops.families.slices import SAVES, Slices, slices
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
@@ -38,7 +40,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     def few(save: str, rows: int, features: int, classes: int, *others: Any) -> Slices:
         return Slices(WIDTH, {"none": 0, "auto": min(2 * WIDTH, classes), "logits": classes}[save])
 
-    monkeypatch.setattr(linear_likelihood, "slices", few)
+    monkeypatch.setattr(linear_operands, "slices", few)
 
 
 @pytest.fixture(params=["cross_entropy", "log_prob"])
@@ -129,13 +131,13 @@ def test_only_what_is_asked_for(
     every = leaves(x, w, b)
     whole = torch.autograd.grad(sum(o.sum() for o in outputs_of(op, *pair(every, target), save=save)), every)
     products: list[Tensor] = []
-    into = linear_likelihood._Sums._product_into
+    into = linear_sums.Sums._product_into
 
     def counted(self: Any, out: Tensor, *others: Tensor) -> None:
         products.append(out)
         into(self, out, *others)
 
-    monkeypatch.setattr(linear_likelihood._Sums, "_product_into", counted)
+    monkeypatch.setattr(linear_sums.Sums, "_product_into", counted)
     some = [t.detach().requires_grad_(need) for t, need in zip((x, w, b), needs, strict=True)]
     total = sum(o.sum() for o in outputs_of(op, *pair(some, target), save=save))
     total.backward()  # type: ignore[union-attr]
@@ -159,6 +161,76 @@ def test_backward_again(op: str, save: str, dtype: torch.dtype, device: torch.de
     for a, c, d in zip(first, second, last, strict=True):
         assert torch.equal(a, c)
         torch.testing.assert_close(a, d, rtol=2e-2 if dtype in HALVES else 1e-4, atol=1e-2 if dtype in HALVES else 1e-5)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@every_save
+def test_checkpoint(op: str, save: str, reentrant: bool, device: torch.device) -> None:
+    x, w, target, b = made(torch.float32, device)
+    found = []
+    for run in (lambda f, *t: f(*t), lambda f, *t: checkpoint(f, *t, use_reentrant=reentrant)):
+        ours = leaves(x, w, b)
+        outputs = run(lambda *t: outputs_of(op, *pair(list(t), target), save=save), *ours)
+        sum(o.sum() for o in outputs).backward()
+        found.append([t.grad for t in ours])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+
+
+def test_a_backward_that_failed(op: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have overwritten the logits: the next one multiplies them again."""
+    x, w, target, b = made(torch.float32, device)
+    ours = leaves(x, w, b)
+    outputs = outputs_of(op, *pair(ours, target), save="logits")
+    grads = [torch.ones_like(o) for o in outputs]
+    expected = torch.autograd.grad(outputs, ours, grads, retain_graph=True)
+    with monkeypatch.context() as patch:
+
+        def full(*arguments: Any) -> None:
+            raise torch.OutOfMemoryError("no memory")
+
+        patch.setattr(linear_sums.Sums, "_product_into", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.autograd.grad(outputs, ours, grads)
+    for again in (True, False):
+        found = torch.autograd.grad(outputs, ours, grads, create_graph=again, retain_graph=again)
+        torch.testing.assert_close(list(found), list(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_two_threads(op: str) -> None:
+    make = Make("cpu", torch.float32)
+    x, w, target = make(256, 32), make(9000, 32, scale=0.3), make.integers(256, below=9000)
+    ours = leaves(x, w)
+    outputs = outputs_of(op, *pair(ours, target), save="logits")
+    expected = torch.autograd.grad(outputs, ours, [torch.ones_like(o) for o in outputs], retain_graph=True)
+    found: list[Any] = []
+
+    def run() -> None:
+        found.append(torch.autograd.grad(outputs, ours, [torch.ones_like(o) for o in outputs]))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found  # a thread may come after the other has freed the graph
+    for gradients in found:
+        torch.testing.assert_close(list(gradients), list(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_batched_gradients(op: str, device: torch.device) -> None:
+    x, w, target, b = made(torch.float32, device)
+    ours = leaves(x, w, b)
+    for k in range(1 if op == "cross_entropy" else 2):
+        options = {"reduction": "none"} if op == "cross_entropy" else {}
+        output = outputs_of(op, *pair(ours, target), save="logits", **options)[k]
+        batch = torch.rand(3, *output.shape, device=device)
+        found = torch.autograd.grad(output, ours, batch, is_grads_batched=True, retain_graph=True)
+        last = torch.autograd.grad(output, ours, batch, is_grads_batched=True)
+        one = outputs_of(op, *pair(ours, target), save="logits", **options)[k]
+        alone = torch.autograd.grad(one, ours, batch[1])
+        for a, again, c in zip(found, last, alone, strict=True):
+            torch.testing.assert_close(a[1], c, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(again, a, rtol=1e-4, atol=1e-5)
 
 
 def test_what_hooks_keep_is_not_overwritten(op: str, device: torch.device) -> None:
@@ -224,6 +296,79 @@ def test_a_mean_of_many_rows_in_float16(save: str, device: torch.device) -> None
             assert (found[0].double() - expected[0]).norm() <= 1.3 * (expected[0].half().double() - expected[0]).norm()
 
 
+@pytest.fixture
+def half_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of float16 on CPUs too, which are slow at it."""
+    monkeypatch.setattr(linear_operands, "multiplied_in", lambda dtype, device: dtype)
+
+
+FACTORS: dict[str, dict[str, Any]] = {
+    "small weights": {"of_class": 1e-8},
+    "large weights": {"of_class": 1e5},
+    "small scale": {"scale": 1e-6, "grad": 1e6},
+    "large scale": {"scale": 1e5, "grad": 1e-5},
+    "z_loss": {"z_loss": 1e5, "grad": 1e-5},
+    "smoothing": {"label_smoothing": 0.3, "of_class": 1e-6},
+    "sum": {"reduction": "sum", "grad": 2e-6},
+    "none": {"reduction": "none", "grad": 3e-7},
+}
+
+
+@pytest.mark.usefixtures("half_products")
+@pytest.mark.parametrize("factors", FACTORS.values(), ids=FACTORS)
+@every_save
+def test_what_float16_has_no_room_for(factors: dict[str, Any], save: str, device: torch.device) -> None:
+    """Factors of a row's gradient are not multiplied into float16 numbers, in which they would be 0 or infinite."""
+    options = dict(factors)
+    of_class, size = options.pop("of_class", None), options.pop("grad", 1.0)
+    x, w, target, b = made(torch.float16, device)
+    weight = None if of_class is None else (torch.rand(CLASSES, device=device) + 0.5) * of_class
+    wide = [t.double() for t in leaves(x, w, b)]
+    truth = truth_of(
+        "cross_entropy", *pair(wide, target), weight=None if weight is None else weight.double(), **options
+    )
+    expected = torch.autograd.grad(truth, wide, [torch.full_like(t, size) for t in truth])
+    # Results of a size that float16 has.
+    by = 2.0 ** -torch.stack([e.abs().max() for e in expected]).max().log2().round().item()
+    ours = leaves(x, w, b)
+    found = outputs_of("cross_entropy", *pair(ours, target), weight=weight, save=save, dtype=torch.float32, **options)
+    gradients = torch.autograd.grad(found, ours, [torch.full_like(f, size * by) for f in found])
+    for a, e in zip(gradients, expected, strict=True):
+        assert (a.double() - e * by).norm() <= 4e-3 * (e * by).norm()
+
+
+@pytest.mark.usefixtures("half_products")
+def test_float16_values(op: str, device: torch.device) -> None:
+    x, w, target, b = made(torch.float16, device)
+    for save in SAVES:
+        ours, wide = leaves(x, w, b), [t.double() for t in leaves(x, w, b)]
+        found, truth = outputs_of(op, *pair(ours, target), save=save), truth_of(op, *pair(wide, target))
+        grads = [torch.rand_like(f) + 0.5 for f in found]
+        gradients = torch.autograd.grad(found, ours, grads)
+        expected = torch.autograd.grad(truth, wide, [g.double() for g in grads])
+        for a, e in zip(gradients, expected, strict=True):
+            assert (a.double() - e).norm() <= 3e-3 * e.norm()
+
+
+@pytest.mark.usefixtures("half_products")
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("factor", [float("inf"), float("nan"), 0.0])
+def test_gradients_that_are_no_numbers(dtype: torch.dtype, factor: float, device: torch.device) -> None:
+    """A scaler of gradients sees them; ignored rows have gradient 0, and an incoming 0 gives 0 for weights of 0 too."""
+    x, w, target, _ = made(dtype, device)
+    for weight in (None, torch.zeros(CLASSES, device=device)):
+        ours = leaves(x, w)
+        loss = fastops.linear_cross_entropy(*ours, target, weight=weight)
+        of_x, of_w = torch.autograd.grad(loss, ours, torch.full_like(loss, factor))
+        assert not of_x[target == -100].any()
+        if factor == 0.0:
+            assert not of_x.any()
+            assert not of_w.any()
+        else:
+            assert not of_x[target != -100].isfinite().any()
+            assert not of_w.isfinite().all()
+
+
 @every_save
 @pytest.mark.parametrize("dtype", HALVES)
 def test_autocast(op: str, save: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -255,6 +400,11 @@ def test_corners(op: str, save: str, device: torch.device) -> None:
         assert outputs[0].isnan().all() if op == "cross_entropy" else not outputs[0].any()
         gradients = torch.autograd.grad(outputs, ours, [torch.ones_like(o) for o in outputs])
         assert not any(g.any() for g in gradients)
+    flat = leaves(x[:, :0], w[:, :0], b)
+    outputs = outputs_of(op, *pair(flat, target), save=save)
+    check(outputs, truth_of(op, *pair([t.double() for t in flat], target)), torch.float32)
+    of_x, *_ = torch.autograd.grad(outputs, flat, [torch.ones_like(o) for o in outputs])
+    assert of_x.shape == (ROWS, 0)
     one = leaves(x, w[:1], None)
     outputs = outputs_of(op, *pair(one, torch.zeros_like(target)), save=save)
     assert not any(o.any() for o in outputs)
@@ -344,6 +494,54 @@ def test_compiled(op: str, save: str, device: torch.device) -> None:
     assert counts[0] == counts[-1]
 
 
+def test_traced(op: str) -> None:
+    x, w, target, b = made(torch.float32, torch.device("cpu"))
+    traced = torch.jit.trace(lambda x, w, b: outputs_of(op, x, w, target, b), (x, w, b))
+    torch.testing.assert_close(
+        tuple(traced(x * 2, w, b)), tuple(outputs_of(op, x * 2, w, target, b)), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_whole_logits_of_more_rows(device: torch.device) -> None:
+    """Probabilities and weights of more dimensions, of a batch that has more than one."""
+    make = Make(device, torch.float64)
+    x, w, q = make(2, 3, 5), make(11, 5), make(2, 3, 11).softmax(-1)
+    several, target = make(11, 4, 5), make.integers(2, 3, 4, below=11)
+    for reduction in ("none", "mean", "sum"):
+        found = fastops.linear_cross_entropy(x, w, q, reduction=reduction)
+        expected = F.cross_entropy(F.linear(x, w).flatten(0, 1), q.flatten(0, 1), reduction=reduction)
+        torch.testing.assert_close(found, expected.view(2, 3) if reduction == "none" else expected)
+        found = fastops.linear_cross_entropy(x, several, target, reduction=reduction)
+        logits = torch.einsum("abh,cdh->abcd", x, several).flatten(0, 1)
+        expected = F.cross_entropy(logits, target.flatten(0, 1), reduction=reduction)
+        torch.testing.assert_close(found, expected.view(2, 3, 4) if reduction == "none" else expected)
+    for arguments, message in (
+        ((x, several, target[0]), r"target must have shape \[2, 3, 4\], got \[3, 4\]"),
+        ((x, w[:, 1:], q), r"input must end in linear_weight's features 4, got shape \[2, 3, 5\]"),
+        ((x, w[0], q), r"linear_weight must have shape \[classes, ..., features\], classes not 0, got \[5\]"),
+        ((x, w.float(), q), r"linear_weight must have input's dtype torch.float64, got torch.float32"),
+    ):
+        with pytest.raises(RuntimeError, match=r"^\[linear_cross_entropy\] " + message):
+            fastops.linear_cross_entropy(*arguments)
+    with pytest.raises(TypeError, match=r"^\[linear_cross_entropy\] linear_bias must be a Tensor or None, got int$"):
+        fastops.linear_cross_entropy(x, w, q, linear_bias=3)  # type: ignore[arg-type]
+
+
+def test_what_autocast_casts_not(device: torch.device) -> None:
+    x, w, target, _ = made(torch.float32, device)
+    with torch.autocast(device.type, torch.bfloat16):
+        with pytest.raises(
+            RuntimeError, match=r"^\[linear_cross_entropy\] weight must have input's dtype torch.float32,"
+        ):
+            fastops.linear_cross_entropy(x, w, target, weight=torch.ones(CLASSES, device=device, dtype=torch.float64))
+        with pytest.raises(RuntimeError, match=r"^\[linear_cross_entropy\] linear_weight must be floating point"):
+            fastops.linear_cross_entropy(x, w.long(), target)
+    with pytest.raises(
+        RuntimeError, match=r"^\[linear_cross_entropy\] softcap must be finite and greater than 0 in float32"
+    ):
+        fastops.linear_cross_entropy(x, w, target, softcap=1e-60)
+
+
 def raw_calls(device: torch.device) -> Iterator[tuple[str, tuple[Any, ...]]]:
     x, w, target, b = made(torch.float32, device)
     for width, kept in ((WIDTH, 0), (WIDTH, 2 * WIDTH), (CLASSES, CLASSES)):
@@ -380,6 +578,15 @@ def test_raw_ops(device: torch.device) -> None:
         for a, b in zip(found, expected, strict=True):
             if a.shape == b.shape:  # the reference keeps no logits
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_raw_op_checks_its_schedule(device: torch.device) -> None:
+    x, w, target, _ = made(torch.float32, device)
+    for width, kept in ((0, 0), (5, CLASSES + 1), (5, -1)):
+        message = rf"width must be 1 or more and kept 0 to {CLASSES}, got {width} and {kept}"
+        for name in ("linear_cross_entropy", "linear_log_prob"):
+            with pytest.raises(RuntimeError, match=message):
+                getattr(torch.ops.fastops, name)(x, w, target, width=width, kept=kept)
 
 
 def test_module() -> None:
@@ -422,7 +629,7 @@ def test_slices(device_type: str) -> None:
 
 def test_memory(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The peak: of "logits" they and the gradients, of "none" the gradients, float32 sums and a slice."""
-    monkeypatch.setattr(linear_likelihood, "slices", slices)
+    monkeypatch.setattr(linear_operands, "slices", slices)
     rows, features, classes = 4096, 1024, 32000
     make = Make(cuda, torch.bfloat16)
     x, w, target = make(rows, features), make(classes, features, scale=0.03), make.integers(rows, below=classes)

@@ -81,6 +81,12 @@ def check_targets(op: str, target: Tensor, kept: Tensor, in_range: Tensor, n: in
     return True
 
 
+def check_classes(op: str, target: Tensor, ignore_index: int, classes: int) -> None:
+    """Where values can be looked at."""
+    y = target.long()
+    check_targets(op, y, y != ignore_index, (y >= 0) & (y < classes), classes, ignore_index)
+
+
 def at_target(values: Tensor, target: Tensor) -> Tensor:
     """Of each row the target's."""
     # ONNX's own evaluation does not count dimensions from the end.

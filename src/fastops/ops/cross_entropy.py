@@ -30,8 +30,9 @@ from ..families.likelihood import (
     weights_of,
     without_defaults,
 )
+from ..families.linear_operands import check_devices
 from ..families.row import HALVES
-from ..families.shard import check_group, shard_of
+from ..families.shard import check_group, check_no_transform, shard_of
 from .vocabulary_parallel import CrossEntropyOfShard
 
 _DEFAULTS = (None, MEAN, -100, 0.0, 1.0, None, 0.0, None)  # the schema's, from weight on
@@ -393,6 +394,8 @@ def _of_shard(arguments: tuple[Any, ...], classes: int | None, group: Any) -> tu
     weight, *options, dtype = given
     dim = class_dim(input)
     check("cross_entropy", input, target, dim)
+    check_no_transform("cross_entropy")
+    check_devices("cross_entropy", input, target=target, weight=weight)
     shard = shard_of("cross_entropy", input.shape[dim], classes, group)
     if weight is not None:
         check_weights("cross_entropy", weight, shard.classes, input.dtype)
@@ -451,7 +454,8 @@ def cross_entropy(
         return_lse: the second result too.
         group: a ``torch.distributed`` process group among which the classes are shared out: ``input`` has those of
             this process, in the order of ranks, while ``target`` and ``weight`` are of all. One all-gather of four
-            numbers a row, none in the backward; the results are the same on all processes. No second derivatives.
+            numbers a row, none in the backward; the results are the same on all processes. Classes that do not fit
+            together are a RuntimeError on the CPU and NaN on GPUs. No second derivatives, no ``torch.func``.
         classes: with a group, of all processes together; each has ``ceil(classes / processes)``, the last may have
             fewer. None: all have as many as this one.
 

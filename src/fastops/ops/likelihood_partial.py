@@ -30,16 +30,8 @@ from ..families.likelihood import (
     statistics_dtype,
     weights_of,
 )
-from ..families.linear_likelihood import (
-    Linear,
-    composed,
-    flat,
-    operand_dtype,
-    parts_of,
-    room_for,
-    statistics_of,
-    whole_logits,
-)
+from ..families.linear_operands import check_schedule, flat, operand_dtype, plain_logits, statistics_of
+from ..families.linear_walk import Linear, composed, parts_of, room_for
 
 NUMBERS = 4
 
@@ -260,7 +252,7 @@ def linear_likelihood_partial_reference(
     kept: int,
 ) -> tuple[Tensor, Tensor]:
     """The part that a linear layer's classes are, in plain PyTorch, [rows, 4], and no logits."""
-    logits = whole_logits(input, linear_weight, linear_bias).flatten(0, -2)
+    logits = plain_logits(input, linear_weight, linear_bias).flatten(0, -2)
     w = None if weight is None else wide(weight)
     options = (ignore_index, label_smoothing, scale, softcap, entropy)
     part = likelihood_partial_reference(logits, flat(target), 1, first_class, classes, w, *options)
@@ -284,6 +276,7 @@ def _linear_partial(
     width: int,
     kept: int,
 ) -> tuple[Tensor, Tensor]:
+    check_schedule("linear_likelihood_partial", linear_weight.shape[0], width, kept)
     linear = Linear.of(input, linear_weight, linear_bias, product, width)
     w = None if weight is None else wide(weight)
     options = (ignore_index, label_smoothing, scale, softcap, entropy)
@@ -318,8 +311,5 @@ linear_likelihood_partial = Operator(
     linear_likelihood_partial_reference,
     _fake_linear_partial,
     outputs=2,
-    schema="(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, Tensor? weight, int first_class, "
-    "int classes, int ignore_index, float label_smoothing, float scale, float? softcap, bool entropy, "
-    "ScalarType? product, SymInt width, SymInt kept) -> (Tensor, Tensor)",
     kernel=composed(_linear_partial),
 ).raw

@@ -8,29 +8,29 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._arguments import check_tensors
+from .._arguments import check_tensors, type_error
 from .._operator import Operator, wide
-from ..families.likelihood import MEAN, NONE, REDUCTIONS, check_targets, check_weights, losses_of, rows_of
-from ..families.linear_likelihood import (
-    Linear,
+from ..families.kept_logits import run_backward, save
+from ..families.likelihood import MEAN, NONE, REDUCTIONS, check_classes, check_weights, losses_of, rows_of
+from ..families.linear_operands import (
     Needs,
-    are_hooked,
     check_devices,
     check_operands,
-    composed,
-    derivative,
+    check_schedule,
+    check_softcap,
     flat,
-    gradients,
     like_operands,
     of_linear,
     operand_dtype,
+    plain_logits,
     product_of,
-    room_for,
     slices_of,
     statistics_of,
-    whole_logits,
 )
-from ..families.shard import check_group, shard_of
+from ..families.linear_sums import Scale
+from ..families.linear_walk import Linear, composed, gradients, room_for
+from ..families.row import HALVES
+from ..families.shard import check_group, check_no_transform, shard_of
 from ..families.slices import check_save
 from .cross_entropy import (
     check_dtype,
@@ -65,7 +65,7 @@ def linear_cross_entropy_reference(
     kept: int = 0,
 ) -> Four:
     """The op in plain PyTorch, of the whole logits: loss, lse, what mean divides by, and no logits."""
-    logits = whole_logits(input, linear_weight, linear_bias)
+    logits = plain_logits(input, linear_weight, linear_bias)
     rows = rows_of("linear_cross_entropy", logits, target, ignore_index, scale, softcap)
     found = losses_of(rows, weight, reduction, label_smoothing, z_loss, dtype or input.dtype)
     return *found, input.new_empty(target.numel(), 0)
@@ -89,7 +89,8 @@ def _forward(
     kept: int = 0,
 ) -> Four:
     classes, y = linear_weight.shape[0], flat(target)
-    check_targets("linear_cross_entropy", y, y != ignore_index, (y >= 0) & (y < classes), classes, ignore_index)
+    check_schedule("linear_cross_entropy", classes, width, kept)
+    check_classes("linear_cross_entropy", y, ignore_index, classes)
     w = None if weight is None else wide(weight)
     options = (ignore_index, label_smoothing, scale, softcap, False)
     linear = Linear.of(input, linear_weight, linear_bias, product, width)
@@ -154,7 +155,7 @@ def linear_cross_entropy_backward_reference(
     input_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients for input, linear_weight and linear_bias, of the whole logits; what is not needed is empty."""
-    z = whole_logits(input, linear_weight, linear_bias)
+    z = plain_logits(input, linear_weight, linear_bias)
     of_rows = grad.reshape(-1) if reduction == NONE else grad
     z = z.reshape(-1, z.shape[-1])
     options = (reduction, ignore_index, label_smoothing, scale, softcap, z_loss, first_class, classes)
@@ -194,10 +195,10 @@ def _gradients(
     classes = linear_weight.shape[0] if classes is None else classes
     linear = Linear.of(input, linear_weight, linear_bias, product, width)
     w = None if weight is None else wide(weight)
-    of_rows = grad.reshape(-1) if reduction == NONE else grad
-    row_scale: Tensor | None = None
+    of_rows, scale_of = grad.reshape(-1) if reduction == NONE else grad, None
     if linear.x.dtype == torch.float16:
-        of_rows, row_scale = _unscaled(of_rows.float(), total, y != ignore_index, reduction)
+        size = _size(y, lse, w, ignore_index, label_smoothing, scale, z_loss, classes)
+        of_rows, scale_of = _unscaled(of_rows.float(), total, y != ignore_index, size, reduction)
         reduction, total = NONE, lse.new_empty(0)
 
     def write(z: Tensor, begin: int, out: Tensor) -> None:
@@ -205,16 +206,35 @@ def _gradients(
         cross_entropy_backward_out(of_rows, z, y, lse, total, *options, out)
 
     needs = Needs(need_input, need_weight, need_bias)
-    return gradients(input, linear, logits, overwrite, needs, write, row_scale, input_dtype)
+    return gradients(input, linear, logits, overwrite, needs, write, scale_of, input_dtype)
 
 
-def _unscaled(grad: Tensor, total: Tensor, kept: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
-    """The gradients of rows as 1, 0 or -1, and what they are to be multiplied by."""
-    if reduction != NONE:
-        scale = grad if reduction != MEAN else torch.where((total == 0) & ~kept.any(), 0, grad / total)
-        return torch.ones_like(grad).expand(kept.shape), scale
-    size = torch.where(kept, grad.abs(), 0)
-    return torch.where(size == 0, 0, grad / size), size
+def _size(
+    target: Tensor,
+    lse: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    scale: float,
+    z_loss: float,
+    classes: int,
+) -> Tensor:
+    """A bound of the gradient of a row's logits by an incoming gradient of 1; without weights one number."""
+    if weight is None:
+        return abs(scale) * (1 + 2 * abs(z_loss) * torch.cat([lse.abs(), lse.new_zeros(1)]).amax())
+    y = torch.where((target >= 0) & (target < classes), target, 0)
+    of_row = (1 - label_smoothing) * weight.float()[y].abs() + label_smoothing / classes * weight.float().abs().sum()
+    return abs(scale) * (of_row + 2 * abs(z_loss) * lse.abs())
+
+
+def _unscaled(grad: Tensor, total: Tensor, kept: Tensor, size: Tensor, reduction: int) -> tuple[Tensor, Scale]:
+    """Incoming gradients with which those of the logits are about 1, and what they are to be multiplied by."""
+    if reduction == MEAN:
+        grad = torch.where((grad == 0) | ((total == 0) & ~kept.any()), 0, grad / total)
+    factor = grad.abs() * size
+    rows = torch.where(kept, factor, 0)
+    of_rows = torch.where(factor == 0, 0, grad / factor).expand(kept.shape)
+    return of_rows, Scale(rows, factor, True) if factor.dim() == 0 else Scale.of(rows)
 
 
 def _fake_gradients(
@@ -252,11 +272,6 @@ _derivative = Operator(
     linear_cross_entropy_backward_reference,
     _fake_gradients,
     outputs=3,
-    schema="(Tensor grad, Tensor input, Tensor linear_weight, Tensor target, Tensor lse, Tensor total, "
-    "Tensor logits, Tensor? linear_bias, Tensor? weight, int reduction, int ignore_index, float label_smoothing, "
-    "float scale, float? softcap, float z_loss, ScalarType? product, bool need_input, bool need_weight, "
-    "bool need_bias, SymInt width, int first_class=0, int? classes=None, ScalarType? input_dtype=None) "
-    "-> (Tensor, Tensor, Tensor)",
     kernel=_kernel,
 )
 
@@ -264,17 +279,12 @@ _derivative = Operator(
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
     input, linear_weight, target, linear_bias, weight, *options, ctx.width, _ = inputs
     _, lse, total, logits = outputs
-    ctx.options, ctx.product = options[:6], options[7]
-    ctx.hooked = are_hooked()
-    ctx.save_for_backward(input, linear_weight, target, lse, total, logits, linear_bias, weight)
+    ctx.options = (*options[:6], options[7])  # without the result's dtype
+    save(ctx, input, linear_weight, target, lse, total, logits, linear_bias, weight)
 
 
 def _backward(ctx: Any, grad: Tensor) -> Any:
-    need_input, need_weight, _, need_bias = ctx.needs_input_grad[:4]
-    needs = need_input, need_weight, need_bias
-    arguments = (grad, *ctx.saved_tensors, *ctx.options, ctx.product, *needs, ctx.width)
-    found = derivative(_derivative, _kernel, arguments, ctx.saved_tensors[5], ctx.hooked)
-    of_input, of_weight, of_bias = (x if needed else None for x, needed in zip(found, needs, strict=True))
+    of_input, of_weight, of_bias = run_backward(ctx, _derivative, _kernel, grad)
     return of_input, of_weight, None, of_bias, *(None,) * 11
 
 
@@ -284,10 +294,6 @@ _op = Operator(
     _fake,
     save=_save,
     backward=_backward,
-    schema="(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias=None, Tensor? weight=None, "
-    "int reduction=1, int ignore_index=-100, float label_smoothing=0.0, float scale=1.0, float? softcap=None, "
-    "float z_loss=0.0, ScalarType? dtype=None, ScalarType? product=None, SymInt width=1, SymInt kept=0) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
     kernel=composed(_forward),
 )
 
@@ -327,7 +333,8 @@ def linear_cross_entropy(
             ..., features] for a loss of more dimensions, whose logits are whole.
         target: a class for each row, int64 or uint8, [*]; with more dimensions of the weight [*, d1, ...]. Or
             probabilities of the logits' shape [*, classes, d1, ...], for which the logits are whole too.
-        linear_bias: :math:`b`, of the weight's shape without features.
+        linear_bias: :math:`b`, of the weight's shape without features, of ``input``'s dtype, or float32 beside a half
+            type, to which it is rounded where that is multiplied; under autocast any.
         weight: a weight of each class, [classes], of ``input``'s dtype or float32. None: 1.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for a loss of each row.
         ignore_index: rows with this target have loss 0 and gradient 0. Their hidden states must be finite, or the
@@ -336,16 +343,19 @@ def linear_cross_entropy(
         scale: of the logits.
         softcap: what the logits are capped to by a tanh, greater than 0. None: they are not.
         z_loss: the factor of lse² in each row's loss; ``"mean"`` divides it by the weights' sum as it does the rest.
-        dtype: the loss's. None: ``input``'s, under autocast float32.
+        dtype: the loss's. None: ``input``'s, under autocast float32. Only for float64 is more computed.
         save: what is kept for the backward beside the inputs. ``"logits"``: the logits, for 3 products in all; what
             is largest at a time are they and the gradients. ``"none"``: nothing of their size, for 4 products,
             because the backward multiplies them again; what is largest are the gradients. ``"auto"``: the logits, but
-            of more than 8 GiB the first so many. Shapes alone decide: ``python -m fastops.info --plan
+            of more than 8 GiB the first so many. They have ``input``'s dtype, or float32 on CPUs without instructions
+            for that. Shapes alone decide: ``python -m fastops.info --plan
             linear_cross_entropy`` shows it.
         group: a ``torch.distributed`` process group among which the classes are shared out: ``linear_weight`` and
             ``linear_bias`` have those of this process, in the order of ranks, while ``input``, ``target`` and
             ``weight`` are of all. One all-gather of four numbers a row; the backward adds up ``input``'s gradient,
-            in float32, and no more. The results are the same on all processes. No second derivatives.
+            in float32, and no more: it must require a gradient on all processes or on none. The results are the same on
+            all. Classes that do not fit together are a RuntimeError on the CPU and NaN on GPUs. No second derivatives,
+            no ``torch.func``.
         classes: with a group, of all processes together; each has ``ceil(classes / processes)``, the last may have
             fewer. None: all have as many as this one.
 
@@ -395,10 +405,11 @@ def linear_cross_entropy(
                 "[linear_cross_entropy] a group takes a weight of 2 dimensions and targets that are classes, got "
                 f"{linear_weight.dim()} dimensions and {target.dtype}"
             )
-        logits = _whole_logits(input, linear_weight, linear_bias)
-        return cross_entropy(  # type: ignore[return-value]
-            logits,
+        return _of_whole_logits(
+            input,
+            linear_weight,
             target,
+            linear_bias,
             weight,
             ignore_index=ignore_index,
             reduction=reduction,
@@ -411,14 +422,13 @@ def linear_cross_entropy(
     options = (ignore_index, reduction, label_smoothing, scale, softcap, z_loss, dtype, save)
     if group is None:
         return _op.call(*raw_arguments(input, linear_weight, target, linear_bias, weight, *options))
-    arguments = raw_arguments(input, linear_weight, target, linear_bias, None, *options)
+    check_no_transform("linear_cross_entropy")
+    check_operands("linear_cross_entropy", input, linear_weight, target, linear_bias)
     shard = shard_of("linear_cross_entropy", linear_weight.shape[0], classes, group)
+    arguments = raw_arguments(input, linear_weight, target, linear_bias, weight, *options, shard.classes)
     of_loss, (result, *schedule) = arguments[5:11], arguments[11:]
-    if weight is not None:
-        check_weight("linear_cross_entropy", weight, target)
-        check_weights("linear_cross_entropy", weight, shard.classes, weight.dtype if schedule[0] else input.dtype)
     loss: Tensor = LinearCrossEntropyOfShard.apply(
-        *arguments[:4], weight, of_loss, result or input.dtype, *schedule, shard, _derivative, _kernel
+        *arguments[:5], of_loss, result or input.dtype, *schedule, shard, _derivative, _kernel
     )
     return loss
 
@@ -428,21 +438,42 @@ def _needs_whole(input: Tensor, linear_weight: Tensor, target: Tensor) -> bool:
     return linear_weight.dim() > 2 or target.is_floating_point()
 
 
-def _whole_logits(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """[*, classes, d1, ...], of a weight [classes, d1, ..., features]."""
+def _of_whole_logits(
+    input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, class_weight: Tensor | None, **options: Any
+) -> Tensor:
+    """Of a weight [classes, d1, ..., features], or of probabilities: the loss of logits [rows, classes, d1, ...]."""
+    op, outputs = "linear_cross_entropy", weight.shape[:-1]
+    if bias is not None and not isinstance(bias, Tensor):
+        raise type_error(op, "linear_bias", "a Tensor or None", bias)
+    if weight.dim() < 2 or not weight.shape[0]:
+        raise RuntimeError(
+            f"[{op}] linear_weight must have shape [classes, ..., features], classes not 0, got {list(weight.shape)}"
+        )
+    if not input.dim() or input.shape[-1] != weight.shape[-1]:
+        expected = f"linear_weight's features {weight.shape[-1]}"
+        raise RuntimeError(f"[{op}] input must end in {expected}, got shape {list(input.shape)}")
     if weight.dim() > 2 and input.dim() < 2:
         raise RuntimeError(
-            f"[linear_cross_entropy] input must have shape [N, features] beside a weight of {weight.dim()} dimensions, "
-            f"got {list(input.shape)}"
+            f"[{op}] input must have rows beside a linear_weight of {weight.dim()} dimensions, got {list(input.shape)}"
         )
-    outputs = weight.shape[:-1]
-    if bias is not None:
-        if bias.shape != outputs:
-            raise RuntimeError(
-                f"[linear_cross_entropy] linear_bias must have shape {list(outputs)}, got {list(bias.shape)}"
-            )
-        bias = bias.reshape(-1)
-    return linear(input, weight.reshape(-1, weight.shape[-1]), bias).unflatten(-1, outputs)
+    if target.is_floating_point() and options["ignore_index"] >= 0:
+        index = options["ignore_index"]
+        raise RuntimeError(f"[{op}] ignore_index must be below 0 for probabilities, got {index}")
+    if bias is not None and bias.shape != outputs:
+        raise RuntimeError(f"[{op}] linear_bias must have shape {list(outputs)}, got {list(bias.shape)}")
+    of_class = outputs if target.is_floating_point() else outputs[1:]
+    if target.shape != (*input.shape[:-1], *of_class):
+        expected = f"{[*input.shape[:-1], *of_class]}"
+        raise RuntimeError(f"[{op}] target must have shape {expected}, got {list(target.shape)}")
+    check_devices(op, input, linear_weight=weight, target=target, linear_bias=bias, weight=class_weight)
+    product_of(op, input, weight, bias)
+    flat_bias = None if bias is None else bias.reshape(-1)
+    logits = linear(input, weight.reshape(-1, weight.shape[-1]), flat_bias).unflatten(-1, outputs)
+    rows = input.dim() - 1
+    if rows != 1:
+        logits = logits.flatten(0, rows - 1) if rows else logits.unsqueeze(0)
+    loss = cross_entropy(logits, target.reshape(-1, *of_class), class_weight, **options)
+    return loss.view((*input.shape[:-1], *outputs[1:])) if options["reduction"] == "none" else loss  # type: ignore[union-attr,return-value]
 
 
 def raw_arguments(
@@ -459,6 +490,7 @@ def raw_arguments(
     z_loss: float,
     dtype: torch.dtype | None,
     save: str,
+    classes: int | None = None,
 ) -> tuple[Any, ...]:
     """What the raw op gets of the public function's arguments."""
     op = "linear_cross_entropy"
@@ -466,11 +498,19 @@ def raw_arguments(
     if dtype is not None:
         check_dtype(op, dtype)
     check_operands(op, input, linear_weight, target, linear_bias)
-    product = product_of(op, input, linear_weight, linear_bias)
     if weight is not None:
         check_weight(op, weight, target)
-        check_weights(op, weight, linear_weight.shape[0], weight.dtype if product else input.dtype)
     check_devices(op, input, linear_weight=linear_weight, target=target, linear_bias=linear_bias, weight=weight)
+    product = product_of(op, input, linear_weight, linear_bias)
+    if dtype == torch.float64 and input.dtype != dtype:  # of which more is computed
+        product, input, linear_weight = None, input.to(dtype), linear_weight.to(dtype)
+        linear_bias, weight = (None if x is None else x.to(dtype) for x in (linear_bias, weight))
+    if weight is not None:
+        half = product is not None and weight.dtype in HALVES
+        check_weights(
+            op, weight, linear_weight.shape[0] if classes is None else classes, weight.dtype if half else input.dtype
+        )
+    check_softcap(op, softcap, statistics_of(input, product))
     if dtype is None and product is not None:
         dtype = torch.float32
     width, kept = slices_of(input, linear_weight, linear_bias, product, save)

@@ -10,26 +10,25 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._arguments import type_error
 from .._operator import Differentiable, Operator
-from ..families.likelihood import check_options, check_targets
-from ..families.linear_likelihood import (
-    Linear,
+from ..families.kept_logits import run_backward, save
+from ..families.likelihood import check_classes, check_options
+from ..families.linear_operands import (
     Needs,
-    are_hooked,
     check_devices,
     check_operands,
-    composed,
-    derivative,
+    check_schedule,
+    check_softcap,
     flat,
-    gradients,
     like_operands,
     of_linear,
     operand_dtype,
+    plain_logits,
     product_of,
-    room_for,
     slices_of,
     statistics_of,
-    whole_logits,
 )
+from ..families.linear_sums import Scale
+from ..families.linear_walk import Linear, composed, gradients, room_for
 from ..families.slices import check_save
 from .likelihood_partial import linear_parts, log_prob_merge
 from .log_prob import log_prob_backward_out, log_prob_backward_reference, log_prob_reference
@@ -51,7 +50,7 @@ def linear_log_prob_reference(
     kept: int = 0,
 ) -> Four:
     """The op in plain PyTorch, of the whole logits: log-probabilities, entropies if asked for, lse, and no logits."""
-    logits = whole_logits(input, linear_weight, linear_bias)
+    logits = plain_logits(input, linear_weight, linear_bias)
     found = log_prob_reference(logits, target, ignore_index, scale, softcap, entropy)
     return *found, input.new_empty(target.numel(), 0)
 
@@ -70,7 +69,8 @@ def _forward(
     kept: int = 0,
 ) -> Four:
     classes, y = linear_weight.shape[0], flat(target)
-    check_targets("linear_log_prob", y, y != ignore_index, (y >= 0) & (y < classes), classes, ignore_index)
+    check_schedule("linear_log_prob", classes, width, kept)
+    check_classes("linear_log_prob", y, ignore_index, classes)
 
     options = (ignore_index, 0.0, scale, softcap, entropy)
     linear = Linear.of(input, linear_weight, linear_bias, product, width)
@@ -123,7 +123,7 @@ def linear_log_prob_backward_reference(
     input_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients for input, linear_weight and linear_bias, of the whole logits; what is not needed is empty."""
-    z = whole_logits(input, linear_weight, linear_bias)
+    z = plain_logits(input, linear_weight, linear_bias)
     options = (ignore_index, scale, softcap, first_class, classes)
     d = log_prob_backward_reference(grad, grad_entropy, z, target, lse, entropy, *options)
     needs = Needs(need_input, need_weight, need_bias)
@@ -157,22 +157,22 @@ def _gradients(
     linear = Linear.of(input, linear_weight, linear_bias, product, width)
     g, h = grad.reshape(-1), None if grad_entropy is None else grad_entropy.reshape(-1)
     of_row = lse.reshape(-1), entropy.reshape(-1)
-    row_scale: Tensor | None = None
+    scale_of: Scale | None = None
     if linear.x.dtype == torch.float16:
-        g, h, row_scale = _unscaled(g, h, y != ignore_index)
+        g, h, scale_of = _unscaled(g, h, y != ignore_index, abs(scale))
 
     def write(z: Tensor, begin: int, out: Tensor) -> None:
         log_prob_backward_out(g, h, z, y, *of_row, ignore_index, scale, softcap, first_class + begin, classes, out)
 
     needs = Needs(need_input, need_weight, need_bias)
-    return gradients(input, linear, logits, overwrite, needs, write, row_scale, input_dtype)
+    return gradients(input, linear, logits, overwrite, needs, write, scale_of, input_dtype)
 
 
-def _unscaled(g: Tensor, h: Tensor | None, kept: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """A row's gradients over the larger one of them, and that."""
-    size = torch.where(kept, g.abs() if h is None else torch.maximum(g.abs(), h.abs()), 0)
+def _unscaled(g: Tensor, h: Tensor | None, kept: Tensor, scale: float) -> tuple[Tensor, Tensor | None, Scale]:
+    """Incoming gradients with which those of the logits are about 1, and what they are to be multiplied by."""
+    size = scale * (g.abs() if h is None else torch.maximum(g.abs(), h.abs()))
     by = torch.where(size == 0, 1, size)
-    return g / by, None if h is None else h / by, size
+    return g / by, None if h is None else h / by, Scale.of(torch.where(kept, size, 0))
 
 
 def _fake_gradients(
@@ -207,28 +207,19 @@ _derivative = Operator(
     linear_log_prob_backward_reference,
     _fake_gradients,
     outputs=3,
-    schema="(Tensor grad, Tensor? grad_entropy, Tensor input, Tensor linear_weight, Tensor target, Tensor lse, "
-    "Tensor entropy, Tensor logits, Tensor? linear_bias, int ignore_index, float scale, float? softcap, "
-    "ScalarType? product, bool need_input, bool need_weight, bool need_bias, SymInt width, "
-    "int first_class=0, int? classes=None, ScalarType? input_dtype=None) -> (Tensor, Tensor, Tensor)",
     kernel=_kernel,
 )
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
-    input, linear_weight, target, linear_bias, ignore_index, scale, softcap, _, ctx.product, ctx.width, _ = inputs
+    input, linear_weight, target, linear_bias, ignore_index, scale, softcap, _, product, ctx.width, _ = inputs
     _, entropy, lse, logits = outputs
-    ctx.options = ignore_index, scale, softcap
-    ctx.hooked = are_hooked()
-    ctx.save_for_backward(input, linear_weight, target, lse, entropy, logits, linear_bias)
+    ctx.options = ignore_index, scale, softcap, product
+    save(ctx, input, linear_weight, target, lse, entropy, logits, linear_bias)
 
 
 def _backward(ctx: Any, grad: Tensor, grad_entropy: Tensor | None = None) -> Any:
-    need_input, need_weight, _, need_bias = ctx.needs_input_grad[:4]
-    needs = need_input, need_weight, need_bias
-    arguments = (grad, grad_entropy, *ctx.saved_tensors, *ctx.options, ctx.product, *needs, ctx.width)
-    found = derivative(_derivative, _kernel, arguments, ctx.saved_tensors[5], ctx.hooked)
-    of_input, of_weight, of_bias = (x if needed else None for x, needed in zip(found, needs, strict=True))
+    of_input, of_weight, of_bias = run_backward(ctx, _derivative, _kernel, grad, grad_entropy)
     return of_input, of_weight, None, of_bias, *(None,) * 7
 
 
@@ -238,9 +229,6 @@ _op = Operator(
     _fake,
     save=_save,
     backward=_backward,
-    schema="(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias=None, int ignore_index=-100, "
-    "float scale=1.0, float? softcap=None, bool entropy=False, ScalarType? product=None, SymInt width=1, "
-    "SymInt kept=0) -> (Tensor, Tensor, Tensor, Tensor)",
     kernel=composed(_forward),
 )
 # Of the same raw op two outputs are differentiable here.
@@ -269,6 +257,7 @@ def raw_arguments(
     check_operands(op, input, linear_weight, target, linear_bias)
     check_devices(op, input, linear_weight=linear_weight, target=target, linear_bias=linear_bias)
     product = product_of(op, input, linear_weight, linear_bias)
+    check_softcap(op, softcap, statistics_of(input, product))
     options = ignore_index, scale, softcap, entropy, product
     return (
         input,

@@ -15,17 +15,13 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .._operator import Operator, wide
-from ..families.likelihood import check_targets
-from ..families.linear_likelihood import are_hooked, derivative, flat
+from ..families.kept_logits import run_backward, save
+from ..families.likelihood import check_classes, statistics_dtype
+from ..families.linear_operands import flat, statistics_of
 from ..families.shard import Shard, added, check_first_derivative, gathered
-from .likelihood_partial import cross_entropy_merge, likelihood_partial, linear_likelihood_partial
+from .likelihood_partial import NUMBERS, cross_entropy_merge, likelihood_partial, linear_likelihood_partial
 
 Triple = tuple[Tensor, Tensor, Tensor]
-
-
-def _check(op: str, target: Tensor, ignore_index: int, classes: int) -> None:
-    y = target.long()
-    check_targets(op, y, y != ignore_index, (y >= 0) & (y < classes), classes, ignore_index)
 
 
 class CrossEntropyOfShard(Function):
@@ -46,12 +42,15 @@ class CrossEntropyOfShard(Function):
     ) -> Triple:
         _, ignore_index, label_smoothing, scale, softcap, _ = options
         _, first_class, classes = shard
-        _check("cross_entropy", target, ignore_index, classes)
+        check_classes("cross_entropy", target, ignore_index, classes)
         dim = 1 if input.dim() > 1 else 0
         of_part = (weight, ignore_index, label_smoothing, scale, softcap)
-        part = likelihood_partial(input, target, dim, first_class, classes, *of_part)
+        part = input.new_zeros((*target.shape, NUMBERS), dtype=statistics_dtype(input))
+        if shard.has_room(input.shape[dim]):
+            part = likelihood_partial(input, target, dim, first_class, classes, *of_part)
         w = None if weight is None else wide(weight)
-        loss, lse, total = cross_entropy_merge(gathered(part, shard), target, classes, w, *options, dtype)
+        parts = gathered("cross_entropy", part, input.shape[dim], shard)
+        loss, lse, total = cross_entropy_merge(parts, target, classes, w, *options, dtype)
         ctx.options, ctx.shard = options, shard
         ctx.save_for_backward(input, target, lse, total, weight)
         ctx.mark_non_differentiable(total)
@@ -89,33 +88,26 @@ class LinearCrossEntropyOfShard(Function):
     ) -> Tensor:
         reduction, ignore_index, label_smoothing, scale, softcap, _ = options
         _, first_class, classes = shard
-        _check("linear_cross_entropy", target, ignore_index, classes)
+        check_classes("linear_cross_entropy", target, ignore_index, classes)
         of_part = (ignore_index, label_smoothing, scale, softcap, False, product, width, kept)
-        part, logits = linear_likelihood_partial(
-            input, linear_weight, target, linear_bias, weight, first_class, classes, *of_part
-        )
+        part, logits = input.new_zeros((target.numel(), NUMBERS), dtype=statistics_of(input, product)), input
+        if shard.has_room(linear_weight.shape[0]):
+            part, logits = linear_likelihood_partial(
+                input, linear_weight, target, linear_bias, weight, first_class, classes, *of_part
+            )
         w = None if weight is None else wide(weight)
-        loss, lse, total = cross_entropy_merge(gathered(part, shard), flat(target), classes, w, *options, dtype)
-        ctx.arguments = (*options, product)
-        ctx.width, ctx.shard, ctx.operator, ctx.kernel = width, shard, operator, kernel
-        ctx.hooked = are_hooked()
-        ctx.save_for_backward(input, linear_weight, target, lse, total, logits, linear_bias, weight)
+        parts = gathered("linear_cross_entropy", part, linear_weight.shape[0], shard)
+        loss, lse, total = cross_entropy_merge(parts, flat(target), classes, w, *options, dtype)
+        ctx.options, ctx.input_dtype = (*options, product), input.dtype
+        ctx.width, ctx.shard, ctx.derivative = width, shard, (operator, kernel)
+        save(ctx, input, linear_weight, target, lse, total, logits, linear_bias, weight)
         return loss if reduction else loss.view(target.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         check_first_derivative("linear_cross_entropy")
-        need_input, need_weight, _, need_bias = ctx.needs_input_grad[:4]
         _, first_class, classes = ctx.shard
-        input, logits = ctx.saved_tensors[0], ctx.saved_tensors[5]
-        sums = torch.float64 if input.dtype == torch.float64 else torch.float32
-        needs = need_input, need_weight, need_bias
-        arguments = (grad, *ctx.saved_tensors, *ctx.arguments, *needs, ctx.width, first_class, classes, sums)
-        of_input, of_weight, of_bias = derivative(ctx.operator, ctx.kernel, arguments, logits, ctx.hooked)
-        return (
-            added(of_input, ctx.shard).to(input.dtype) if need_input else None,
-            of_weight if need_weight else None,
-            None,
-            of_bias if need_bias else None,
-            *(None,) * 9,
-        )
+        sums = torch.promote_types(ctx.input_dtype, torch.float32)
+        of_input, of_weight, of_bias = run_backward(ctx, *ctx.derivative, grad, others=(first_class, classes, sums))
+        of_input = None if of_input is None else added(of_input, ctx.shard).to(ctx.input_dtype)
+        return of_input, of_weight, None, of_bias, *(None,) * 9

@@ -77,10 +77,11 @@ def rounded_once(t: Target) -> Iterator[Outcome]:
     found: dict[str, float] = {}
     for name, result, truth in t.case.rounded_once(t.function, t.make()):
         least = _norm(truth.to(t.dtype).double() - truth)
-        found[name] = max(found.get(name, 0.0), _norm(result.cpu().double() - truth) / least)
-    worst = max(found.values())
+        ratio = _norm(result.cpu().double() - truth) / least
+        if not ratio <= found.get(name, 0.0):
+            found[name] = ratio
     text = ", ".join(f"{name} {ratio:.2f}" for name, ratio in found.items())
-    yield Outcome(ONE_ROUNDING, worst <= OVER_ONE_ROUNDING, detail=text)
+    yield Outcome(ONE_ROUNDING, all(ratio <= OVER_ONE_ROUNDING for ratio in found.values()), detail=text)
 
 
 def _norm(x: Tensor) -> float:

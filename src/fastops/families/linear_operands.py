@@ -1,0 +1,139 @@
+"""Operands of linear_cross_entropy and linear_log_prob: their checks, the dtype of products, and plain gradients."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._arguments import check_tensors, type_error
+from .._autocast import enabled
+from .._operator import wide
+from .likelihood import check_target_dtype
+from .row import HALVES
+from .slices import SAVES, Slices, multiplied_in, slices
+
+_tracing = torch._C._get_tracing_state
+
+
+def check_operands(op: str, input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None) -> None:
+    check_tensors(op, input=input, linear_weight=weight, target=target)
+    if bias is not None and not isinstance(bias, Tensor):
+        raise type_error(op, "linear_bias", "a Tensor or None", bias)
+    if _tracing():  # sizes are tensors, and a question about one is a warning
+        return
+    for name, x in (("input", input), ("linear_weight", weight), ("linear_bias", bias)):
+        if x is not None and not x.is_floating_point():
+            raise RuntimeError(f"[{op}] {name} must be floating point, got {x.dtype}")
+    if weight.dim() != 2 or not weight.shape[0]:
+        raise RuntimeError(
+            f"[{op}] linear_weight must have shape [classes, features], classes not 0, got {list(weight.shape)}"
+        )
+    if not input.dim() or input.shape[-1] != weight.shape[1]:
+        expected = f"linear_weight's features {weight.shape[1]}"
+        raise RuntimeError(f"[{op}] input must end in {expected}, got shape {list(input.shape)}")
+    if target.shape != input.shape[:-1]:
+        raise RuntimeError(f"[{op}] target must have shape {list(input.shape[:-1])}, got {list(target.shape)}")
+    check_target_dtype(op, target)
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise RuntimeError(f"[{op}] linear_bias must have shape {list(weight.shape[:1])}, got {list(bias.shape)}")
+
+
+def check_devices(op: str, input: Tensor, **others: Tensor | None) -> None:
+    for name, x in others.items():
+        if x is not None and x.device != input.device:
+            raise RuntimeError(f"[{op}] {name} must be on input's device {input.device}, got {x.device}")
+
+
+def product_of(op: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype | None:
+    """Autocast's dtype, where it casts; else all have input's."""
+    device = input.device.type
+    if input.dtype != torch.float64 and weight.dtype != torch.float64 and enabled(device):
+        return torch.get_autocast_dtype(device)
+    if weight.dtype != input.dtype:
+        raise RuntimeError(f"[{op}] linear_weight must have input's dtype {input.dtype}, got {weight.dtype}")
+    if bias is not None and bias.dtype != input.dtype and (bias.dtype, input.dtype in HALVES) != (torch.float32, True):
+        raise RuntimeError(f"[{op}] linear_bias must have input's dtype {input.dtype}, got {bias.dtype}")
+    return None
+
+
+def slices_of(input: Tensor, weight: Tensor, bias: Tensor | None, product: torch.dtype | None, save: str) -> Slices:
+    if _tracing():  # a trace is of the plain composition
+        return Slices(1, 0)
+    learns = torch.is_grad_enabled() and (
+        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    )
+    logit_bytes = operand_dtype(input, product).itemsize
+    shapes = (input.shape[:-1].numel(), input.shape[-1], weight.shape[0], logit_bytes, input.element_size())
+    return slices(save if learns else SAVES[-1], *shapes, input.device.type)
+
+
+def operand_dtype(input: Tensor, product: torch.dtype | None) -> torch.dtype:
+    return multiplied_in(product or input.dtype, input.device.type)
+
+
+def statistics_of(input: Tensor, product: torch.dtype | None) -> torch.dtype:
+    return torch.float64 if operand_dtype(input, product) == torch.float64 else torch.float32
+
+
+def flat(target: Tensor) -> Tensor:
+    return target.reshape(-1).long()
+
+
+def plain_logits(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """In plain PyTorch, and in float32 of the half types."""
+    return F.linear(wide(input), wide(weight), None if bias is None else wide(bias))
+
+
+class Needs(NamedTuple):
+    input: bool
+    weight: bool
+    bias: bool
+
+
+def of_linear(
+    d: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    needs: Needs,
+    input_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """In plain PyTorch the gradients by those of the whole logits."""
+    empty = like_operands(input, weight, bias, Needs(False, False, False), input_dtype)
+    rows = input.shape[:-1].numel()
+    d, x = d.reshape(rows, d.shape[-1]), wide(input).reshape(rows, input.shape[-1])
+    return (
+        (d @ wide(weight)).to(empty[0].dtype).view(input.shape) if needs.input else empty[0],
+        (d.t() @ x).to(weight.dtype) if needs.weight else empty[1],
+        d.sum(0).to(empty[2].dtype) if needs.bias else empty[2],
+    )
+
+
+def like_operands(
+    input: Tensor, weight: Tensor, bias: Tensor | None, needs: Needs, input_dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty gradients, of no element where they are not needed."""
+    like = weight if bias is None else bias
+    return (
+        input.new_empty(input.shape if needs.input else 0, dtype=input_dtype),
+        weight.new_empty(weight.shape if needs.weight else 0),
+        like.new_empty(weight.shape[:1] if needs.bias else 0),
+    )
+
+
+def check_softcap(op: str, softcap: float | None, statistics: torch.dtype) -> None:
+    """As the kernels get it."""
+    if softcap is None or statistics == torch.float64 or isinstance(softcap, torch.SymFloat):
+        return
+    if not 0 < ctypes.c_float(softcap).value < float("inf"):
+        raise RuntimeError(f"[{op}] softcap must be finite and greater than 0 in float32, got {softcap}")
+
+
+def check_schedule(op: str, classes: int, width: int, kept: int) -> None:
+    """Of raw ops: the public functions make them."""
+    if width < 1 or not 0 <= kept <= classes:
+        raise RuntimeError(f"[{op}] width must be 1 or more and kept 0 to {classes}, got {width} and {kept}")
