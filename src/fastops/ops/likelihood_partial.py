@@ -13,7 +13,7 @@ Of ignored rows all are 0. ``likelihood_partial`` makes them of logits, ``likeli
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -259,51 +259,37 @@ def linear_likelihood_partial_reference(
     return part, input.new_empty(target.numel(), 0)
 
 
-def _linear_partial(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    first_class: int,
-    classes: int,
-    ignore_index: int,
-    label_smoothing: float,
-    scale: float,
-    softcap: float | None,
-    entropy: bool,
-    product: torch.dtype | None,
-    width: int,
-    kept: int,
-) -> tuple[Tensor, Tensor]:
-    check_schedule("linear_likelihood_partial", linear_weight.shape[0], width, kept)
-    linear = Linear.of(input, linear_weight, linear_bias, product, width)
-    w = None if weight is None else wide(weight)
-    options = (ignore_index, label_smoothing, scale, softcap, entropy)
-    parts, logits = linear_parts(linear, flat(target), first_class, classes, w, options, kept)
-    return likelihood_join(parts, scale, softcap, entropy), logits
+class _LinearOptions(NamedTuple):
+    """What follows the operands in the schema."""
+
+    linear_bias: Tensor | None
+    weight: Tensor | None
+    first_class: int
+    classes: int
+    ignore_index: int
+    label_smoothing: float
+    scale: float
+    softcap: float | None
+    entropy: bool
+    product: torch.dtype | None
+    width: int
+    kept: int
 
 
-def _fake_linear_partial(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    first_class: int,
-    classes: int,
-    ignore_index: int,
-    label_smoothing: float,
-    scale: float,
-    softcap: float | None,
-    entropy: bool,
-    product: torch.dtype | None,
-    width: int,
-    kept: int,
-) -> tuple[Tensor, Tensor]:
-    like = input.new_empty(0, dtype=operand_dtype(input, product))
-    part = input.new_empty(target.numel(), NUMBERS, dtype=statistics_of(input, product))
-    return part, room_for(like, target.numel(), kept)
+def _linear_partial(input: Tensor, linear_weight: Tensor, target: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    o = _LinearOptions(*given)
+    check_schedule("linear_likelihood_partial", linear_weight.shape[0], o.width, o.kept)
+    linear = Linear.of(input, linear_weight, o.linear_bias, o.product, o.width)
+    w = None if o.weight is None else wide(o.weight)
+    of_part = (o.ignore_index, o.label_smoothing, o.scale, o.softcap, o.entropy)
+    parts, logits = linear_parts(linear, flat(target), o.first_class, o.classes, w, of_part, o.kept)
+    return likelihood_join(parts, o.scale, o.softcap, o.entropy), logits
+
+
+def _fake_linear_partial(input: Tensor, linear_weight: Tensor, target: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    o = _LinearOptions(*given)
+    part = input.new_empty(target.numel(), NUMBERS, dtype=statistics_of(input, o.product))
+    return part, room_for(input.new_empty(0, dtype=operand_dtype(input, o.product)), target.numel(), o.kept)
 
 
 linear_likelihood_partial = Operator(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,61 +71,47 @@ def linear_cross_entropy_reference(
     return *found, input.new_empty(target.numel(), 0)
 
 
-def _forward(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None = None,
-    weight: Tensor | None = None,
-    reduction: int = MEAN,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    z_loss: float = 0.0,
-    dtype: torch.dtype | None = None,
-    product: torch.dtype | None = None,
-    width: int = 1,
-    kept: int = 0,
-) -> Four:
+class _ForwardOptions(NamedTuple):
+    """What follows the operands in the schema."""
+
+    linear_bias: Tensor | None = None
+    weight: Tensor | None = None
+    reduction: int = MEAN
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    scale: float = 1.0
+    softcap: float | None = None
+    z_loss: float = 0.0
+    dtype: torch.dtype | None = None
+    product: torch.dtype | None = None
+    width: int = 1
+    kept: int = 0
+
+
+def _forward(input: Tensor, linear_weight: Tensor, target: Tensor, *given: Any) -> Four:
+    o = _ForwardOptions(*given)
     classes, y = linear_weight.shape[0], flat(target)
-    check_schedule("linear_cross_entropy", classes, width, kept)
-    check_classes("linear_cross_entropy", y, ignore_index, classes)
-    w = None if weight is None else wide(weight)
-    options = (ignore_index, label_smoothing, scale, softcap, False)
-    linear = Linear.of(input, linear_weight, linear_bias, product, width)
-    parts, logits = linear_parts(linear, y, 0, classes, w, options, kept)
-    loss, lse, total = cross_entropy_merge(
-        parts, y, classes, w, reduction, ignore_index, label_smoothing, scale, softcap, z_loss, dtype or input.dtype
-    )
-    if reduction == NONE:
+    check_schedule("linear_cross_entropy", classes, o.width, o.kept)
+    check_classes("linear_cross_entropy", y, o.ignore_index, classes)
+    w = None if o.weight is None else wide(o.weight)
+    of_part = (o.ignore_index, o.label_smoothing, o.scale, o.softcap, False)
+    linear = Linear.of(input, linear_weight, o.linear_bias, o.product, o.width)
+    parts, logits = linear_parts(linear, y, 0, classes, w, of_part, o.kept)
+    of_loss = (o.reduction, o.ignore_index, o.label_smoothing, o.scale, o.softcap, o.z_loss)
+    loss, lse, total = cross_entropy_merge(parts, y, classes, w, *of_loss, o.dtype or input.dtype)
+    if o.reduction == NONE:
         loss = loss.view(target.shape)
     return loss, lse.view(target.shape), total, logits
 
 
-def _fake(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None = None,
-    weight: Tensor | None = None,
-    reduction: int = MEAN,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    z_loss: float = 0.0,
-    dtype: torch.dtype | None = None,
-    product: torch.dtype | None = None,
-    width: int = 1,
-    kept: int = 0,
-) -> Four:
-    statistics = statistics_of(input, product)
+def _fake(input: Tensor, linear_weight: Tensor, target: Tensor, *given: Any) -> Four:
+    o = _ForwardOptions(*given)
+    statistics, operand = statistics_of(input, o.product), operand_dtype(input, o.product)
     return (
-        input.new_empty(target.shape if reduction == NONE else (), dtype=dtype),
+        input.new_empty(target.shape if o.reduction == NONE else (), dtype=o.dtype),
         input.new_empty(target.shape, dtype=statistics),
-        input.new_empty(() if reduction == MEAN else 0, dtype=statistics),
-        room_for(input.new_empty(0, dtype=operand_dtype(input, product)), target.numel(), kept),
+        input.new_empty(() if o.reduction == MEAN else 0, dtype=statistics),
+        room_for(input.new_empty(0, dtype=operand), target.numel(), o.kept),
     )
 
 
@@ -165,6 +151,31 @@ def linear_cross_entropy_backward_reference(
     return of_linear(d, input, linear_weight, linear_bias, needs, input_dtype)
 
 
+class _BackwardOptions(NamedTuple):
+    """What follows what was saved of each row in the schema."""
+
+    linear_bias: Tensor | None
+    weight: Tensor | None
+    reduction: int
+    ignore_index: int
+    label_smoothing: float
+    scale: float
+    softcap: float | None
+    z_loss: float
+    product: torch.dtype | None
+    need_input: bool
+    need_weight: bool
+    need_bias: bool
+    width: int
+    first_class: int = 0
+    classes: int | None = None
+    input_dtype: torch.dtype | None = None
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(self.need_input, self.need_weight, self.need_bias)
+
+
 def _gradients(
     grad: Tensor,
     input: Tensor,
@@ -173,47 +184,31 @@ def _gradients(
     lse: Tensor,
     total: Tensor,
     logits: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    reduction: int,
-    ignore_index: int,
-    label_smoothing: float,
-    scale: float,
-    softcap: float | None,
-    z_loss: float,
-    product: torch.dtype | None,
-    need_input: bool,
-    need_weight: bool,
-    need_bias: bool,
-    width: int,
-    first_class: int = 0,
-    classes: int | None = None,
-    input_dtype: torch.dtype | None = None,
+    *given: Any,
     overwrite: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    y, lse = flat(target), lse.reshape(-1)
-    classes = linear_weight.shape[0] if classes is None else classes
-    linear = Linear.of(input, linear_weight, linear_bias, product, width)
-    w = None if weight is None else wide(weight)
+    o = _BackwardOptions(*given)
+    y, lse, reduction = flat(target), lse.reshape(-1), o.reduction
+    classes = linear_weight.shape[0] if o.classes is None else o.classes
+    linear = Linear.of(input, linear_weight, o.linear_bias, o.product, o.width)
+    w = None if o.weight is None else wide(o.weight)
     of_rows, scale_of = grad.reshape(-1) if reduction == NONE else grad, None
     if linear.x.dtype == torch.float16:
-        size = _size(y, lse, w, ignore_index, label_smoothing, scale, z_loss, classes)
-        of_rows, scale_of = _unscaled(of_rows.float(), total, y != ignore_index, size, reduction)
+        size = _size(y, lse, w, o.label_smoothing, o.scale, o.z_loss, classes)
+        of_rows, scale_of = _unscaled(of_rows.float(), total, y != o.ignore_index, size, reduction)
         reduction, total = NONE, lse.new_empty(0)
+    of_loss = (w, reduction, o.ignore_index, o.label_smoothing, o.scale, o.softcap, o.z_loss)
 
     def write(z: Tensor, begin: int, out: Tensor) -> None:
-        options = (w, reduction, ignore_index, label_smoothing, scale, softcap, z_loss, first_class + begin, classes)
-        cross_entropy_backward_out(of_rows, z, y, lse, total, *options, out)
+        cross_entropy_backward_out(of_rows, z, y, lse, total, *of_loss, o.first_class + begin, classes, out)
 
-    needs = Needs(need_input, need_weight, need_bias)
-    return gradients(input, linear, logits, overwrite, needs, write, scale_of, input_dtype)
+    return gradients(input, linear, logits, overwrite, o.needs, write, scale_of, o.input_dtype)
 
 
 def _size(
     target: Tensor,
     lse: Tensor,
     weight: Tensor | None,
-    ignore_index: int,
     label_smoothing: float,
     scale: float,
     z_loss: float,
@@ -245,25 +240,10 @@ def _fake_gradients(
     lse: Tensor,
     total: Tensor,
     logits: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    reduction: int,
-    ignore_index: int,
-    label_smoothing: float,
-    scale: float,
-    softcap: float | None,
-    z_loss: float,
-    product: torch.dtype | None,
-    need_input: bool,
-    need_weight: bool,
-    need_bias: bool,
-    width: int,
-    first_class: int = 0,
-    classes: int | None = None,
-    input_dtype: torch.dtype | None = None,
+    *given: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    needs = Needs(need_input, need_weight, need_bias)
-    return like_operands(input, linear_weight, linear_bias, needs, input_dtype)
+    o = _BackwardOptions(*given)
+    return like_operands(input, linear_weight, o.linear_bias, o.needs, o.input_dtype)
 
 
 _kernel = composed(_gradients)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,49 +55,39 @@ def linear_log_prob_reference(
     return *found, input.new_empty(target.numel(), 0)
 
 
-def _forward(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None = None,
-    ignore_index: int = -100,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    entropy: bool = False,
-    product: torch.dtype | None = None,
-    width: int = 1,
-    kept: int = 0,
-) -> Four:
-    classes, y = linear_weight.shape[0], flat(target)
-    check_schedule("linear_log_prob", classes, width, kept)
-    check_classes("linear_log_prob", y, ignore_index, classes)
+class _ForwardOptions(NamedTuple):
+    """What follows the operands in the schema."""
 
-    options = (ignore_index, 0.0, scale, softcap, entropy)
-    linear = Linear.of(input, linear_weight, linear_bias, product, width)
-    parts, logits = linear_parts(linear, y, 0, classes, None, options, kept)
-    found, spread, lse = log_prob_merge(parts, y, classes, ignore_index, scale, softcap, entropy)
-    shape = target.shape
-    return found.view(shape), spread.view(shape) if entropy else spread, lse.view(shape), logits
+    linear_bias: Tensor | None = None
+    ignore_index: int = -100
+    scale: float = 1.0
+    softcap: float | None = None
+    entropy: bool = False
+    product: torch.dtype | None = None
+    width: int = 1
+    kept: int = 0
 
 
-def _fake(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None = None,
-    ignore_index: int = -100,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    entropy: bool = False,
-    product: torch.dtype | None = None,
-    width: int = 1,
-    kept: int = 0,
-) -> Four:
+def _forward(input: Tensor, linear_weight: Tensor, target: Tensor, *given: Any) -> Four:
+    o = _ForwardOptions(*given)
+    classes, y, shape = linear_weight.shape[0], flat(target), target.shape
+    check_schedule("linear_log_prob", classes, o.width, o.kept)
+    check_classes("linear_log_prob", y, o.ignore_index, classes)
+    linear = Linear.of(input, linear_weight, o.linear_bias, o.product, o.width)
+    of_part = (o.ignore_index, 0.0, o.scale, o.softcap, o.entropy)
+    parts, logits = linear_parts(linear, y, 0, classes, None, of_part, o.kept)
+    found, spread, lse = log_prob_merge(parts, y, classes, o.ignore_index, o.scale, o.softcap, o.entropy)
+    return found.view(shape), spread.view(shape) if o.entropy else spread, lse.view(shape), logits
+
+
+def _fake(input: Tensor, linear_weight: Tensor, target: Tensor, *given: Any) -> Four:
+    o = _ForwardOptions(*given)
+
     def rows(shape: Any) -> Tensor:
-        return input.new_empty(shape, dtype=statistics_of(input, product))
+        return input.new_empty(shape, dtype=statistics_of(input, o.product))
 
-    logits = room_for(input.new_empty(0, dtype=operand_dtype(input, product)), target.numel(), kept)
-    return rows(target.shape), rows(target.shape if entropy else 0), rows(target.shape), logits
+    logits = room_for(input.new_empty(0, dtype=operand_dtype(input, o.product)), target.numel(), o.kept)
+    return rows(target.shape), rows(target.shape if o.entropy else 0), rows(target.shape), logits
 
 
 def linear_log_prob_backward_reference(
@@ -130,6 +120,27 @@ def linear_log_prob_backward_reference(
     return of_linear(d, input, linear_weight, linear_bias, needs, input_dtype)
 
 
+class _BackwardOptions(NamedTuple):
+    """What follows what was saved of each row in the schema."""
+
+    linear_bias: Tensor | None
+    ignore_index: int
+    scale: float
+    softcap: float | None
+    product: torch.dtype | None
+    need_input: bool
+    need_weight: bool
+    need_bias: bool
+    width: int
+    first_class: int = 0
+    classes: int | None = None
+    input_dtype: torch.dtype | None = None
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(self.need_input, self.need_weight, self.need_bias)
+
+
 def _gradients(
     grad: Tensor,
     grad_entropy: Tensor | None,
@@ -139,33 +150,23 @@ def _gradients(
     lse: Tensor,
     entropy: Tensor,
     logits: Tensor,
-    linear_bias: Tensor | None,
-    ignore_index: int,
-    scale: float,
-    softcap: float | None,
-    product: torch.dtype | None,
-    need_input: bool,
-    need_weight: bool,
-    need_bias: bool,
-    width: int,
-    first_class: int = 0,
-    classes: int | None = None,
-    input_dtype: torch.dtype | None = None,
+    *given: Any,
     overwrite: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    y, classes = flat(target), linear_weight.shape[0] if classes is None else classes
-    linear = Linear.of(input, linear_weight, linear_bias, product, width)
+    o = _BackwardOptions(*given)
+    y, classes = flat(target), linear_weight.shape[0] if o.classes is None else o.classes
+    linear = Linear.of(input, linear_weight, o.linear_bias, o.product, o.width)
     g, h = grad.reshape(-1), None if grad_entropy is None else grad_entropy.reshape(-1)
     of_row = lse.reshape(-1), entropy.reshape(-1)
     scale_of: Scale | None = None
     if linear.x.dtype == torch.float16:
-        g, h, scale_of = _unscaled(g, h, y != ignore_index, abs(scale))
+        g, h, scale_of = _unscaled(g, h, y != o.ignore_index, abs(o.scale))
 
     def write(z: Tensor, begin: int, out: Tensor) -> None:
-        log_prob_backward_out(g, h, z, y, *of_row, ignore_index, scale, softcap, first_class + begin, classes, out)
+        options = (o.ignore_index, o.scale, o.softcap, o.first_class + begin, classes)
+        log_prob_backward_out(g, h, z, y, *of_row, *options, out)
 
-    needs = Needs(need_input, need_weight, need_bias)
-    return gradients(input, linear, logits, overwrite, needs, write, scale_of, input_dtype)
+    return gradients(input, linear, logits, overwrite, o.needs, write, scale_of, o.input_dtype)
 
 
 def _unscaled(g: Tensor, h: Tensor | None, kept: Tensor, scale: float) -> tuple[Tensor, Tensor | None, Scale]:
@@ -184,21 +185,10 @@ def _fake_gradients(
     lse: Tensor,
     entropy: Tensor,
     logits: Tensor,
-    linear_bias: Tensor | None,
-    ignore_index: int,
-    scale: float,
-    softcap: float | None,
-    product: torch.dtype | None,
-    need_input: bool,
-    need_weight: bool,
-    need_bias: bool,
-    width: int,
-    first_class: int = 0,
-    classes: int | None = None,
-    input_dtype: torch.dtype | None = None,
+    *given: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    needs = Needs(need_input, need_weight, need_bias)
-    return like_operands(input, linear_weight, linear_bias, needs, input_dtype)
+    o = _BackwardOptions(*given)
+    return like_operands(input, linear_weight, o.linear_bias, o.needs, o.input_dtype)
 
 
 _kernel = composed(_gradients)

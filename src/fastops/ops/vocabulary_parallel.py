@@ -90,7 +90,8 @@ class LinearCrossEntropyOfShard(Function):
         _, first_class, classes = shard
         check_classes("linear_cross_entropy", target, ignore_index, classes)
         of_part = (ignore_index, label_smoothing, scale, softcap, False, product, width, kept)
-        part, logits = input.new_zeros((target.numel(), NUMBERS), dtype=statistics_of(input, product)), input
+        part = input.new_zeros((target.numel(), NUMBERS), dtype=statistics_of(input, product))
+        logits = input.new_empty(target.numel(), 0)
         if shard.has_room(linear_weight.shape[0]):
             part, logits = linear_likelihood_partial(
                 input, linear_weight, target, linear_bias, weight, first_class, classes, *of_part
