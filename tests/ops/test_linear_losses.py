@@ -1,81 +1,42 @@
-"""linear_cross_entropy and linear_log_prob: every way through their slices, what is kept, and what is asked for."""
+"""linear_cross_entropy and linear_log_prob: values and gradients, by every way through their slices."""
 
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils.checkpoint import checkpoint
+from linear_losses import (
+    CLASSES,
+    FEATURES,
+    ROWS,
+    check,
+    every_dtype,
+    every_save,
+    leaves,
+    made,
+    outputs_of,
+    pair,
+    truth_of,
+)
 
 import fastops
-from fastops._operator import OPERATORS
-from fastops.cases import DTYPES, Make
+from fastops.cases import Make
 from fastops.cases.inputs import HALVES
-from fastops.families import linear_operands, linear_sums
-from fastops.families.slices import SAVES, Slices, slices
+from fastops.families import linear_operands
+from fastops.families.slices import SAVES, slices
 
-every_dtype = pytest.mark.parametrize("dtype", DTYPES)
-every_save = pytest.mark.parametrize("save", SAVES)
-ROWS, FEATURES, CLASSES, WIDTH = 37, 24, 301, 64
-# Of a result's norm. The half types' logits are rounded on a GPU.
-CLOSE = {torch.float64: 1e-12, torch.float32: 4e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+pytest_plugins = ["linear_fixtures"]
+pytestmark = pytest.mark.usefixtures("narrow")
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "none": {},
     "smoothing": {"label_smoothing": 0.1},
     "all": {"label_smoothing": 0.1, "softcap": 5.0, "scale": 0.7, "z_loss": 0.01},
 }
-
-
-@pytest.fixture(autouse=True)
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slices of few classes, some of which are kept by "auto"."""
-
-    def few(save: str, rows: int, features: int, classes: int, *others: Any) -> Slices:
-        return Slices(WIDTH, {"none": 0, "auto": min(2 * WIDTH, classes), "logits": classes}[save])
-
-    monkeypatch.setattr(linear_operands, "slices", few)
-
-
-@pytest.fixture(params=["cross_entropy", "log_prob"])
-def op(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-def made(dtype: torch.dtype, device: torch.device, rows: int = ROWS, bias: bool = True) -> tuple[Any, ...]:
-    make = Make(device, dtype)
-    target = make.integers(rows, below=CLASSES)
-    target[::5] = -100
-    return make(rows, FEATURES), make(CLASSES, FEATURES, scale=0.3), target, make(CLASSES) if bias else None
-
-
-def outputs_of(op: str, x: Tensor, w: Tensor, target: Tensor, b: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
-    if op == "cross_entropy":
-        return (fastops.linear_cross_entropy(x, w, target, linear_bias=b, **options),)
-    return fastops.linear_log_prob(x, w, target, linear_bias=b, entropy=True, **options)  # type: ignore[return-value]
-
-
-def truth_of(op: str, x: Tensor, w: Tensor, target: Tensor, b: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
-    logits = F.linear(x, w, b)
-    if op == "cross_entropy":
-        return (fastops.reference.cross_entropy(logits, target, **options),)  # type: ignore[return-value]
-    return fastops.reference.log_prob(logits, target, entropy=True, **options)  # type: ignore[return-value]
-
-
-def leaves(*tensors: Tensor | None) -> list[Tensor]:
-    return [t.detach().clone().requires_grad_() for t in tensors if t is not None]
-
-
-def check(found: Any, expected: Any, dtype: torch.dtype) -> None:
-    for a, b in zip(found, expected, strict=True):
-        error, size = (a.cpu().double() - b.cpu()).norm(), b.cpu().norm()
-        assert error <= CLOSE[dtype] * size, (error / size).item()
 
 
 @every_dtype
@@ -99,10 +60,6 @@ def test_cross_entropy_values(
     check(gradients, torch.autograd.grad(expected, wide, [grads[0].double()]), dtype)
 
 
-def pair(tensors: list[Tensor], target: Tensor) -> tuple[Any, ...]:
-    return tensors[0], tensors[1], target, tensors[2] if len(tensors) > 2 else None
-
-
 @every_dtype
 @every_save
 @pytest.mark.parametrize("options", [{}, {"softcap": 5.0, "scale": 0.7}], ids=str)
@@ -119,146 +76,6 @@ def test_log_prob_values(dtype: torch.dtype, save: str, options: dict[str, Any],
     )
     alone = fastops.linear_log_prob(ours[0], ours[1], target, linear_bias=ours[2], save=save, **options)
     assert torch.equal(alone, found[0])  # type: ignore[arg-type]
-
-
-@every_save
-@pytest.mark.parametrize("needs", [n for n in itertools.product((False, True), repeat=3) if any(n)], ids=str)
-def test_only_what_is_asked_for(
-    op: str, save: str, needs: tuple[bool, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A frozen head has no gradient, and the backward no product for it."""
-    x, w, target, b = made(torch.float32, device)
-    every = leaves(x, w, b)
-    whole = torch.autograd.grad(sum(o.sum() for o in outputs_of(op, *pair(every, target), save=save)), every)
-    products: list[Tensor] = []
-    into = linear_sums.Sums._product_into
-
-    def counted(self: Any, out: Tensor, *others: Tensor) -> None:
-        products.append(out)
-        into(self, out, *others)
-
-    monkeypatch.setattr(linear_sums.Sums, "_product_into", counted)
-    some = [t.detach().requires_grad_(need) for t, need in zip((x, w, b), needs, strict=True)]
-    total = sum(o.sum() for o in outputs_of(op, *pair(some, target), save=save))
-    total.backward()  # type: ignore[union-attr]
-    for t, gradient, need in zip(some, whole, needs, strict=True):
-        assert (t.grad is not None) == need
-        if need:
-            torch.testing.assert_close(t.grad, gradient, rtol=1e-5, atol=1e-6)
-    assert bool(products) == needs[1]
-
-
-@every_save
-@every_dtype
-def test_backward_again(op: str, save: str, dtype: torch.dtype, device: torch.device) -> None:
-    """A graph that is kept gives the same again; the last backward may use the logits' memory."""
-    x, w, target, b = made(dtype, device)
-    ours = leaves(x, w, b)
-    outputs = outputs_of(op, *pair(ours, target), save=save)
-    grads = [torch.randn_like(o) for o in outputs]
-    first, second = (torch.autograd.grad(outputs, ours, grads, retain_graph=True) for _ in range(2))
-    last = torch.autograd.grad(outputs, ours, grads)
-    for a, c, d in zip(first, second, last, strict=True):
-        assert torch.equal(a, c)
-        torch.testing.assert_close(a, d, rtol=2e-2 if dtype in HALVES else 1e-4, atol=1e-2 if dtype in HALVES else 1e-5)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-@every_save
-def test_checkpoint(op: str, save: str, reentrant: bool, device: torch.device) -> None:
-    x, w, target, b = made(torch.float32, device)
-    found = []
-    for run in (lambda f, *t: f(*t), lambda f, *t: checkpoint(f, *t, use_reentrant=reentrant)):
-        ours = leaves(x, w, b)
-        outputs = run(lambda *t: outputs_of(op, *pair(list(t), target), save=save), *ours)
-        sum(o.sum() for o in outputs).backward()
-        found.append([t.grad for t in ours])
-    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
-
-
-def test_a_backward_that_failed(op: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have overwritten the logits: the next one multiplies them again."""
-    x, w, target, b = made(torch.float32, device)
-    ours = leaves(x, w, b)
-    outputs = outputs_of(op, *pair(ours, target), save="logits")
-    grads = [torch.ones_like(o) for o in outputs]
-    expected = torch.autograd.grad(outputs, ours, grads, retain_graph=True)
-    with monkeypatch.context() as patch:
-
-        def full(*arguments: Any) -> None:
-            raise torch.OutOfMemoryError("no memory")
-
-        patch.setattr(linear_sums.Sums, "_product_into", full)
-        with pytest.raises(torch.OutOfMemoryError):
-            torch.autograd.grad(outputs, ours, grads)
-    for again in (True, False):
-        found = torch.autograd.grad(outputs, ours, grads, create_graph=again, retain_graph=again)
-        torch.testing.assert_close(list(found), list(expected), rtol=1e-5, atol=1e-6)
-
-
-def test_two_threads(op: str) -> None:
-    make = Make("cpu", torch.float32)
-    x, w, target = make(256, 32), make(9000, 32, scale=0.3), make.integers(256, below=9000)
-    ours = leaves(x, w)
-    outputs = outputs_of(op, *pair(ours, target), save="logits")
-    expected = torch.autograd.grad(outputs, ours, [torch.ones_like(o) for o in outputs], retain_graph=True)
-    found: list[Any] = []
-
-    def run() -> None:
-        found.append(torch.autograd.grad(outputs, ours, [torch.ones_like(o) for o in outputs]))
-
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found  # a thread may come after the other has freed the graph
-    for gradients in found:
-        torch.testing.assert_close(list(gradients), list(expected), rtol=1e-4, atol=1e-5)
-
-
-def test_batched_gradients(op: str, device: torch.device) -> None:
-    x, w, target, b = made(torch.float32, device)
-    ours = leaves(x, w, b)
-    for k in range(1 if op == "cross_entropy" else 2):
-        options = {"reduction": "none"} if op == "cross_entropy" else {}
-        output = outputs_of(op, *pair(ours, target), save="logits", **options)[k]
-        batch = torch.rand(3, *output.shape, device=device)
-        found = torch.autograd.grad(output, ours, batch, is_grads_batched=True, retain_graph=True)
-        last = torch.autograd.grad(output, ours, batch, is_grads_batched=True)
-        one = outputs_of(op, *pair(ours, target), save="logits", **options)[k]
-        alone = torch.autograd.grad(one, ours, batch[1])
-        for a, again, c in zip(found, last, alone, strict=True):
-            torch.testing.assert_close(a[1], c, rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(again, a, rtol=1e-4, atol=1e-5)
-
-
-def test_what_hooks_keep_is_not_overwritten(op: str, device: torch.device) -> None:
-    x, w, target, b = made(torch.float32, device)
-    kept: list[tuple[Tensor, Tensor]] = []
-
-    def pack(t: Tensor) -> Tensor:
-        kept.append((t, t.detach().clone()))
-        return t
-
-    ours = leaves(x, w, b)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        outputs = outputs_of(op, *pair(ours, target), save="logits")
-    sum(o.sum() for o in outputs).backward()  # type: ignore[union-attr]
-    assert any(t.shape == (ROWS, CLASSES) for t, _ in kept)
-    assert all(torch.equal(t, before) for t, before in kept)
-
-
-@every_save
-def test_inputs_are_left_as_they_were(op: str, save: str, device: torch.device) -> None:
-    x, w, target, b = made(torch.bfloat16, device)
-    ours = leaves(x, w, b)
-    before = [t.detach().clone() for t in (*ours, target)]
-    outputs = outputs_of(op, *pair(ours, target), save=save)
-    grads = [torch.rand_like(o) for o in outputs]
-    copies = [g.clone() for g in grads]
-    torch.autograd.grad(outputs, ours, grads)
-    assert all(torch.equal(a, c) for a, c in zip((*ours, target, *grads), (*before, *copies), strict=True))
 
 
 @every_save
@@ -294,12 +111,6 @@ def test_a_mean_of_many_rows_in_float16(save: str, device: torch.device) -> None
         assert (found[1].double() - expected[1]).norm() <= 1.3 * least
         if factor > 1:  # without it the input's gradient itself is below what float16 has
             assert (found[0].double() - expected[0]).norm() <= 1.3 * (expected[0].half().double() - expected[0]).norm()
-
-
-@pytest.fixture
-def half_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of float16 on CPUs too, which are slow at it."""
-    monkeypatch.setattr(linear_operands, "multiplied_in", lambda dtype, device: dtype)
 
 
 FACTORS: dict[str, dict[str, Any]] = {
@@ -410,57 +221,6 @@ def test_corners(op: str, save: str, device: torch.device) -> None:
     assert not any(o.any() for o in outputs)
 
 
-@pytest.mark.parametrize("wrong", [CLASSES, -1])
-def test_a_target_that_is_no_class(op: str, wrong: int, device: torch.device) -> None:
-    x, w, target, b = made(torch.float32, device)
-    target[3] = wrong
-    options = {"reduction": "none"} if op == "cross_entropy" else {}
-    if device.type == "cpu":
-        message = rf"^\[linear_{op}\] target must be 0 to {CLASSES - 1} or ignore_index -100, got {wrong}$"
-        with pytest.raises(IndexError, match=message):
-            outputs_of(op, x, w, target, b, **options)
-    else:
-        assert outputs_of(op, x, w, target, b, **options)[0].isnan().nonzero().tolist() == [[3]]
-
-
-ERRORS: dict[str, tuple[Callable[..., Any], str]] = {
-    "features": (lambda x, w, t: (x[:, 1:], w, t), "input must end in linear_weight's features 24, got shape [37, 23]"),
-    "weight": (
-        lambda x, w, t: (x, w[0], t),
-        "linear_weight must have shape [classes, features], classes not 0, got [24]",
-    ),
-    "empty": (
-        lambda x, w, t: (x, w[:0], t),
-        "linear_weight must have shape [classes, features], classes not 0, got [0, 24]",
-    ),
-    "target": (lambda x, w, t: (x, w, t[1:]), "target must have shape [37], got [36]"),
-    "target_dtype": (
-        lambda x, w, t: (x, w, t.int()),
-        "target must have dtype torch.int64 or torch.uint8, got torch.int32",
-    ),
-    "dtype": (
-        lambda x, w, t: (x, w.double(), t),
-        "linear_weight must have input's dtype torch.float32, got torch.float64",
-    ),
-    "bias": (lambda x, w, t: (x, w, t, w[:7, 0]), "linear_bias must have shape [301], got [7]"),
-    "save": (lambda x, w, t: (x, w, t, None, "all"), "save must be 'auto', 'logits' or 'none', got 'all'"),
-}
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_errors(op: str, name: str, device: torch.device) -> None:
-    change, message = ERRORS[name]
-    x, w, target, _ = made(torch.float32, device)
-    x, w, target, b, save = (
-        (*change(x, w, target), None, "auto")[:5]
-        if name not in ("bias", "save")
-        else ((*change(x, w, target), "auto")[:5])
-    )
-    with pytest.raises((RuntimeError, ValueError)) as caught:
-        outputs_of(op, x, w, target, b, save=save)
-    assert str(caught.value) == f"[linear_{op}] {message}"
-
-
 def test_class_weights(device: torch.device) -> None:
     x, w, target, b = made(torch.float64, device)
     weight = torch.rand(CLASSES, device=device, dtype=torch.float64)
@@ -469,37 +229,6 @@ def test_class_weights(device: torch.device) -> None:
         torch.testing.assert_close(found, F.cross_entropy(F.linear(x, w, b), target, weight, reduction=reduction))
     with pytest.raises(RuntimeError, match=r"^\[linear_cross_entropy\] weight must have shape \[301\], got \[300\]$"):
         fastops.linear_cross_entropy(x, w, target, weight=weight[1:])
-
-
-@every_save
-def test_compiled(op: str, save: str, device: torch.device) -> None:
-    """One graph for any number of rows, without a break, forward and backward."""
-    counter = CompileCounterWithBackend("aot_eager")
-    torch._dynamo.reset()
-
-    def function(x: Tensor, w: Tensor, target: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-        return outputs_of(op, x, w, target, b, save=save)
-
-    compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
-    counts = []
-    for rows in (ROWS, 50, 11):
-        x, w, target, b = made(torch.float32, device, rows)
-        results = []
-        for f in (function, compiled):
-            ours = leaves(x, w, b)
-            outputs = f(*pair(ours, target))
-            results.append((outputs, torch.autograd.grad(outputs, ours, [torch.ones_like(o) for o in outputs])))
-        torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
-        counts.append(counter.frame_count)
-    assert counts[0] == counts[-1]
-
-
-def test_traced(op: str) -> None:
-    x, w, target, b = made(torch.float32, torch.device("cpu"))
-    traced = torch.jit.trace(lambda x, w, b: outputs_of(op, x, w, target, b), (x, w, b))
-    torch.testing.assert_close(
-        tuple(traced(x * 2, w, b)), tuple(outputs_of(op, x * 2, w, target, b)), rtol=1e-4, atol=1e-5
-    )
 
 
 def test_whole_logits_of_more_rows(device: torch.device) -> None:
@@ -525,68 +254,6 @@ def test_whole_logits_of_more_rows(device: torch.device) -> None:
             fastops.linear_cross_entropy(*arguments)
     with pytest.raises(TypeError, match=r"^\[linear_cross_entropy\] linear_bias must be a Tensor or None, got int$"):
         fastops.linear_cross_entropy(x, w, q, linear_bias=3)  # type: ignore[arg-type]
-
-
-def test_what_autocast_casts_not(device: torch.device) -> None:
-    x, w, target, _ = made(torch.float32, device)
-    with torch.autocast(device.type, torch.bfloat16):
-        with pytest.raises(
-            RuntimeError, match=r"^\[linear_cross_entropy\] weight must have input's dtype torch.float32,"
-        ):
-            fastops.linear_cross_entropy(x, w, target, weight=torch.ones(CLASSES, device=device, dtype=torch.float64))
-        with pytest.raises(RuntimeError, match=r"^\[linear_cross_entropy\] linear_weight must be floating point"):
-            fastops.linear_cross_entropy(x, w.long(), target)
-    with pytest.raises(
-        RuntimeError, match=r"^\[linear_cross_entropy\] softcap must be finite and greater than 0 in float32"
-    ):
-        fastops.linear_cross_entropy(x, w, target, softcap=1e-60)
-
-
-def raw_calls(device: torch.device) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    x, w, target, b = made(torch.float32, device)
-    for width, kept in ((WIDTH, 0), (WIDTH, 2 * WIDTH), (CLASSES, CLASSES)):
-        of_loss = (1, -100, 0.1, 0.7, 5.0, 0.01)
-        loss = (x, w, target, b, None, *of_loss, None, None, width, kept)
-        yield "linear_cross_entropy", loss
-        _, lse, total, logits = torch.ops.fastops.linear_cross_entropy(*loss)
-        needs = (None, True, True, True, width)
-        yield (
-            "linear_cross_entropy_backward",
-            (torch.ones((), device=device), x, w, target, lse, total, logits, b, None, *of_loss, *needs),
-        )
-        log_prob = (x, w, target, b, -100, 0.7, 5.0, True, None, width, kept)
-        yield "linear_log_prob", log_prob
-        found, entropy, lse, logits = torch.ops.fastops.linear_log_prob(*log_prob)
-        yield (
-            "linear_log_prob_backward",
-            (found, entropy, x, w, target, lse, entropy, logits, b, -100, 0.7, 5.0, *needs),
-        )
-        yield (
-            "linear_likelihood_partial",
-            (x, w, target, b, None, 5, CLASSES + 9, -100, 0.1, 0.7, 5.0, False, None, width, kept),
-        )
-
-
-def test_raw_ops(device: torch.device) -> None:
-    """torch's own check of custom ops, and their references, of every op that is composed here."""
-    calls = list(raw_calls(device))
-    assert {name for name, _ in calls} == {name for name, op in OPERATORS.items() if op.composed}
-    for name, args in calls:
-        raw = getattr(torch.ops.fastops, name).default
-        torch.library.opcheck(raw, args)
-        found, expected = raw(*args), getattr(torch.ops.fastops, f"{name}_reference")(*args)
-        for a, b in zip(found, expected, strict=True):
-            if a.shape == b.shape:  # the reference keeps no logits
-                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-
-
-def test_a_raw_op_checks_its_schedule(device: torch.device) -> None:
-    x, w, target, _ = made(torch.float32, device)
-    for width, kept in ((0, 0), (5, CLASSES + 1), (5, -1)):
-        message = rf"width must be 1 or more and kept 0 to {CLASSES}, got {width} and {kept}"
-        for name in ("linear_cross_entropy", "linear_log_prob"):
-            with pytest.raises(RuntimeError, match=message):
-                getattr(torch.ops.fastops, name)(x, w, target, width=width, kept=kept)
 
 
 def test_module() -> None:
