@@ -150,8 +150,9 @@ def test_what_float16_has_no_room_for(factors: dict[str, Any], save: str, device
 
 @pytest.mark.usefixtures("half_products")
 def test_float16_values(op: str, device: torch.device) -> None:
-    x, w, target, b = made(torch.float16, device)
-    for save in SAVES:
+    every_x, every_w, target, b = made(torch.float16, device)
+    for save, features in itertools.product(SAVES, (FEATURES, 0)):
+        x, w = every_x[:, :features], every_w[:, :features]
         ours, wide = leaves(x, w, b), [t.double() for t in leaves(x, w, b)]
         found, truth = outputs_of(op, *pair(ours, target), save=save), truth_of(op, *pair(wide, target))
         grads = [torch.rand_like(f) + 0.5 for f in found]
@@ -159,6 +160,7 @@ def test_float16_values(op: str, device: torch.device) -> None:
         expected = torch.autograd.grad(truth, wide, [g.double() for g in grads])
         for a, e in zip(gradients, expected, strict=True):
             assert (a.double() - e).norm() <= 3e-3 * e.norm()
+            assert a.shape == e.shape
 
 
 @pytest.mark.usefixtures("half_products")

@@ -30,7 +30,7 @@ class Scale(NamedTuple):
     def apart(self, x: Tensor, needed: bool) -> tuple[Tensor, Tensor]:
         """The rows times their scale, and 1 in their place, both over the factor."""
         if self.even:  # gradients of ignored rows are 0 anyway
-            return x, torch.ones_like(x[:, :1])
+            return x, x.new_ones(x.shape[0], 1)
         ratio = (self.rows / torch.where(self.factor == 0, 1, self.factor)).unsqueeze(1)
         return (x * ratio).to(x.dtype) if needed else x, ratio.to(x.dtype)
 
