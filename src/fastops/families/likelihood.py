@@ -69,9 +69,14 @@ def capped(x: Tensor, scale: float, softcap: float | None) -> tuple[Tensor, Tens
     return t * softcap, scale * (1 - t.square())
 
 
+def _has_values(target: Tensor) -> bool:
+    """Whether they can be looked at, and nobody waits for a GPU."""
+    return not (_compiling() or _tracing() or type(target) is not Tensor or not target.is_cpu or _wrapped(target))
+
+
 def check_targets(op: str, target: Tensor, kept: Tensor, in_range: Tensor, n: int, ignore_index: int) -> bool:
     """Whether it is known that each target is a class. On the CPU IndexError if one is not."""
-    if _compiling() or _tracing() or type(target) is not Tensor or not target.is_cpu or _wrapped(target):
+    if not _has_values(target):
         return False
     wrong = target[kept & ~in_range]
     if wrong.numel():
@@ -82,7 +87,9 @@ def check_targets(op: str, target: Tensor, kept: Tensor, in_range: Tensor, n: in
 
 
 def check_classes(op: str, target: Tensor, ignore_index: int, classes: int) -> None:
-    """Where values can be looked at."""
+    """IndexError for the first target that is none, where values can be looked at."""
+    if not _has_values(target):  # the questions below would be kernels on a GPU
+        return
     y = target.long()
     check_targets(op, y, y != ignore_index, (y >= 0) & (y < classes), classes, ignore_index)
 
@@ -158,6 +165,12 @@ def check_input(op: str, input: Tensor) -> None:
         raise RuntimeError(f"[{op}] input must be floating point, got {input.dtype}")
     if not input.dim():
         raise RuntimeError(f"[{op}] input must have a dimension of classes, got shape []")
+
+
+def check_devices(op: str, input: Tensor, **others: Tensor | None) -> None:
+    for name, x in others.items():
+        if x is not None and x.device != input.device:
+            raise RuntimeError(f"[{op}] {name} must be on input's device {input.device}, got {x.device}")
 
 
 def check_target_dtype(op: str, target: Tensor) -> None:

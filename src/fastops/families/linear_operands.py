@@ -42,12 +42,6 @@ def check_operands(op: str, input: Tensor, weight: Tensor, target: Tensor, bias:
         raise RuntimeError(f"[{op}] linear_bias must have shape {list(weight.shape[:1])}, got {list(bias.shape)}")
 
 
-def check_devices(op: str, input: Tensor, **others: Tensor | None) -> None:
-    for name, x in others.items():
-        if x is not None and x.device != input.device:
-            raise RuntimeError(f"[{op}] {name} must be on input's device {input.device}, got {x.device}")
-
-
 def product_of(op: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype | None:
     """Autocast's dtype, where it casts; else all have input's."""
     device = input.device.type

@@ -19,6 +19,7 @@ from ..families.likelihood import (
     Triple,
     capped,
     check,
+    check_devices,
     check_input,
     check_options,
     check_target_dtype,
@@ -30,7 +31,6 @@ from ..families.likelihood import (
     weights_of,
     without_defaults,
 )
-from ..families.linear_operands import check_devices
 from ..families.row import HALVES
 from ..families.shard import check_group, check_no_transform, shard_of
 from .vocabulary_parallel import CrossEntropyOfShard

@@ -11,10 +11,18 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from .._arguments import check_tensors, type_error
 from .._operator import Operator, wide
 from ..families.kept_logits import run_backward, save
-from ..families.likelihood import MEAN, NONE, REDUCTIONS, check_classes, check_weights, losses_of, rows_of
+from ..families.likelihood import (
+    MEAN,
+    NONE,
+    REDUCTIONS,
+    check_classes,
+    check_devices,
+    check_weights,
+    losses_of,
+    rows_of,
+)
 from ..families.linear_operands import (
     Needs,
-    check_devices,
     check_operands,
     check_schedule,
     check_softcap,

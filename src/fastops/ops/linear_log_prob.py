@@ -11,10 +11,9 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from .._arguments import type_error
 from .._operator import Differentiable, Operator
 from ..families.kept_logits import run_backward, save
-from ..families.likelihood import check_classes, check_options
+from ..families.likelihood import check_classes, check_devices, check_options
 from ..families.linear_operands import (
     Needs,
-    check_devices,
     check_operands,
     check_schedule,
     check_softcap,
@@ -248,15 +247,8 @@ def raw_arguments(
     check_devices(op, input, linear_weight=linear_weight, target=target, linear_bias=linear_bias)
     product = product_of(op, input, linear_weight, linear_bias)
     check_softcap(op, softcap, statistics_of(input, product))
-    options = ignore_index, scale, softcap, entropy, product
-    return (
-        input,
-        linear_weight,
-        target,
-        linear_bias,
-        *options,
-        *slices_of(*(input, linear_weight, linear_bias), product, save),
-    )
+    width, kept = slices_of(input, linear_weight, linear_bias, product, save)
+    return input, linear_weight, target, linear_bias, ignore_index, scale, softcap, entropy, product, width, kept
 
 
 def linear_log_prob(
