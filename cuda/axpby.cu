@@ -1,5 +1,5 @@
 // axpby(x, y) = alpha·x + beta·y;   axpby_backward(grad) = (alpha·grad, beta·grad)
-#include "pointwise.cuh"
+#include "engine/pointwise.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {

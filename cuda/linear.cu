@@ -6,8 +6,8 @@
 #include "dependent.cuh"
 #include "device/math.cuh"
 #include "device/vector.cuh"
+#include "engine/pointwise.cuh"
 #include "plan/linear.h"
-#include "pointwise.cuh"
 #include "tiles.cuh"
 
 namespace fastops::FASTOPS_ARCH {
@@ -167,7 +167,8 @@ int activate_each(const LinearEpilogue& a, cudaStream_t stream) {
   return dispatch(a.dtype, [&](auto t) -> int {
     using T = typename decltype(t)::type;
     return dispatch_activation(a.activation, [&](auto activation) -> int {
-      return launch_contiguous<T, 1, 1>(p, Activate<T, decltype(activation)::value>{}, stream);
+      return launch_contiguous<T, 1, 1>(p, Activate<T, decltype(activation)::value>{}, stream,
+                                        kernel_of(p) == plan::pointwise::Kernel::vector);
     });
   });
 }

@@ -1,5 +1,5 @@
 // relu(x) = max(x, 0), NaN kept;   relu_backward(grad, y) = 0 where y <= 0, else grad
-#include "pointwise.cuh"
+#include "engine/pointwise.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {

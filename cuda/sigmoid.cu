@@ -1,5 +1,5 @@
 // sigmoid(x) = 1 / (1 + e^-x);   sigmoid_backward(grad, y) = y·(1 - y)·grad
-#include "pointwise.cuh"
+#include "engine/pointwise.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {

@@ -1,5 +1,5 @@
 // square(x) = x·x,   square_backward(grad, x) = 2·x·grad
-#include "pointwise.cuh"
+#include "engine/pointwise.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {

@@ -1,5 +1,5 @@
 // axpby(x, y) = alpha·x + beta·y;   axpby_backward(grad) = (alpha·grad, beta·grad)
-#include "kernels/pointwise.h"
+#include "cpu/engine/pointwise.h"
 
 namespace fastops::FASTOPS_ISA {
 

@@ -1,5 +1,5 @@
 // square(x) = x·x,   square_backward(grad, x) = 2·x·grad
-#include "kernels/pointwise.h"
+#include "cpu/engine/pointwise.h"
 
 namespace fastops::FASTOPS_ISA {
 

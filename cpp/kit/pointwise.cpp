@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "core/pointwise_edge.h"
+#include "host/pointwise.h"
 #include "host/strides.h"
 #include "kit/launch.h"
 #include "kit/program.h"

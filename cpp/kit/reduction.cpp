@@ -4,7 +4,7 @@
 // the row lies in memory, on the CPU on n alone; not on the number of rows, of threads or of multiprocessors.
 #include <cstdint>
 
-#include "core/pointwise_edge.h"
+#include "host/pointwise.h"
 #include "kit/launch.h"
 #include "kit/program.h"
 

@@ -1,5 +1,5 @@
 // axpby: alpha·x + beta·y with broadcasting
-#include "core/pointwise_edge.h"
+#include "host/pointwise.h"
 
 namespace fastops {
 

@@ -1,5 +1,5 @@
 // relu: max(x, 0)
-#include "core/pointwise_edge.h"
+#include "host/pointwise.h"
 
 namespace fastops {
 

@@ -1,5 +1,5 @@
 // relu_mask: relu that also keeps a bit an element, all that its backward reads
-#include "core/pointwise_edge.h"
+#include "host/pointwise.h"
 #include "kernels/relu.h"
 
 namespace fastops {

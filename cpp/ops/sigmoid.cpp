@@ -1,5 +1,5 @@
 // sigmoid: 1 / (1 + e^-x)
-#include "core/pointwise_edge.h"
+#include "host/pointwise.h"
 
 namespace fastops {
 

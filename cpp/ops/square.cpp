@@ -1,5 +1,5 @@
 // square(x) = x·x
-#include "core/pointwise_edge.h"
+#include "host/pointwise.h"
 
 namespace fastops {
 

@@ -233,19 +233,22 @@ nb::list pointwise_rules() {
   nb::list list;
   for (const pointwise::Rule& rule : pointwise::kRules) {
     nb::dict row;
-    row["layout"] = rule.layout == pointwise::Layout::contiguous ? "contiguous" : "strided";
+    row["layout"] = pointwise::kLayoutNames[static_cast<int>(rule.layout)];
     row["aligned"] = rule.aligned;
+    row["rows have numbers"] = rule.numbers;
     row["more elements than"] = rule.above;
-    row["kernel"] = rule.vectors ? "vector" : "element";
+    row["kernel"] = pointwise::kKernelNames[static_cast<int>(rule.kernel)];
     row["why"] = rule.why;
     list.append(row);
   }
   return list;
 }
-int plan_pointwise(bool contiguous, bool aligned, int64_t elements) {
+int plan_pointwise(const std::string& layout, bool aligned, bool numbers, int64_t elements) {
   if (elements != 0) check_sizes({elements});
-  using pointwise::Layout;
-  return pointwise::plan(contiguous ? Layout::contiguous : Layout::strided, aligned, elements);
+  for (size_t k = 0; k < std::size(pointwise::kLayoutNames); ++k)
+    if (layout == pointwise::kLayoutNames[k])
+      return pointwise::plan(static_cast<pointwise::Layout>(k), aligned, numbers, elements);
+  throw std::invalid_argument("[plan] no layout is called '" + layout + "'");
 }
 
 nb::list bias_rules() {
@@ -355,8 +358,8 @@ void bind(nb::module_& m) {
         nb::arg("residual"), nb::arg("rows"), nb::arg("n"), nb::arg("card"), "What runs for the gradients.");
   m.def("plan_row", &plan_row, nb::arg("op"), nb::arg("read"), nb::arg("written"), nb::arg("rows"), nb::arg("n"),
         nb::arg("card"), "What runs for a row operator's rows.");
-  m.def("plan_pointwise", &plan_pointwise, nb::arg("contiguous"), nb::arg("aligned"), nb::arg("elements"),
-        "The number of the rule.");
+  m.def("plan_pointwise", &plan_pointwise, nb::arg("layout"), nb::arg("aligned"), nb::arg("numbers"),
+        nb::arg("elements"), "The number of the rule.");
   m.def("plan_bias", &plan_bias, nb::arg("dtype"), nb::arg("rows"), nb::arg("features"), nb::arg("outputs"),
         "The number of the rule.");
   m.def("library_adds_bias", &library_adds_bias, nb::arg("element_bytes"), nb::arg("rows"), nb::arg("features"),

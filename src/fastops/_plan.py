@@ -47,7 +47,7 @@ _ROW_OPS = {
     "log_prob": "likelihood",
 }
 _LINEAR_LOSSES = ("linear_cross_entropy", "linear_log_prob")
-_ELEMENTWISE = ("square", "relu", "sigmoid", "axpby")
+_ELEMENTWISE = ("square", "relu", "sigmoid", "axpby", "swiglu", "geglu", "reglu", "glu")
 OPS = (*_NORMS, *_ROW_OPS, *_LINEAR_LOSSES, *_ELEMENTWISE, "linear", "lltm")
 # Of a problem, so that no product of its sizes overflows in the extension.
 _MOST_SIZE, _MOST_NUMBERS = 1 << 40, 1 << 50
@@ -244,7 +244,7 @@ def _row(op: str, dtype: str, size: Sequence[int], facts: Facts, backward: bool)
 
 
 def _elementwise(size: Sequence[int]) -> _Found:
-    number = _C.plan_pointwise(True, True, size[0] * size[1])
+    number = _C.plan_pointwise("one run", True, False, size[0] * size[1])
     rule = _C.plan_rules()["pointwise"][number]
     return "pointwise", number, rule["kernel"], {"layout": "one run, aligned"}, rule["why"]
 

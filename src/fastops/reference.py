@@ -15,12 +15,15 @@ from torch import Tensor
 from ._autocast import computes_wide, lower_precision, single_precision
 from ._norm import trailing_dims
 from ._product import check_operands, check_types, product
+from .families.gated import gated_arguments
 from .families.row import row_arguments
 from .ops.add_layer_norm import add_layer_norm_reference
 from .ops.add_rms_norm import add_rms_norm_reference
 from .ops.axpby import axpby_reference
 from .ops.cross_entropy import cross_entropy_reference, of_probabilities
 from .ops.cross_entropy import raw_arguments as cross_entropy_arguments
+from .ops.geglu import UNIT as GEGLU
+from .ops.glu import UNIT as GLU
 from .ops.layer_norm import layer_norm_reference
 from .ops.linear import check_activation, linear_epilogue_reference
 from .ops.linear_cross_entropy import linear_cross_entropy_reference
@@ -31,17 +34,21 @@ from .ops.lltm import lltm_cell_reference
 from .ops.log_prob import log_prob_reference
 from .ops.log_prob import raw_arguments as log_prob_arguments
 from .ops.log_softmax import log_softmax_reference
+from .ops.reglu import UNIT as REGLU
 from .ops.relu import relu_reference as relu
 from .ops.rms_norm import rms_norm_reference
 from .ops.sigmoid import sigmoid_reference as sigmoid
 from .ops.softmax import softmax_reference
 from .ops.square import square_reference as square
+from .ops.swiglu import UNIT as SWIGLU
 
 __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "axpby",
     "cross_entropy",
+    "geglu",
+    "glu",
     "layer_norm",
     "linear",
     "linear_cross_entropy",
@@ -49,11 +56,13 @@ __all__ = [
     "lltm",
     "log_prob",
     "log_softmax",
+    "reglu",
     "relu",
     "rms_norm",
     "sigmoid",
     "softmax",
     "square",
+    "swiglu",
 ]
 
 
@@ -231,3 +240,61 @@ def linear_log_prob(
     options = (scale, softcap, ignore_index, entropy, save)
     found = linear_log_prob_reference(*linear_log_prob_arguments(input, linear_weight, target, linear_bias, *options))
     return found[:2] if entropy else found[0]
+
+
+def swiglu(
+    gate: Tensor,
+    up: Tensor | None = None,
+    *,
+    dim: int = -1,
+    interleaved: bool = False,
+    limit: float | None = None,
+    alpha: float = 1.0,
+    offset: float = 0.0,
+    row_scale: Tensor | None = None,
+) -> Tensor:
+    """:func:`fastops.swiglu` in plain PyTorch."""
+    return SWIGLU.checked(*gated_arguments(SWIGLU, gate, up, dim, interleaved, limit, offset, row_scale, alpha))
+
+
+def geglu(
+    gate: Tensor,
+    up: Tensor | None = None,
+    *,
+    approximate: str = "none",
+    dim: int = -1,
+    interleaved: bool = False,
+    limit: float | None = None,
+    offset: float = 0.0,
+    row_scale: Tensor | None = None,
+) -> Tensor:
+    """:func:`fastops.geglu` in plain PyTorch."""
+    return GEGLU.checked(*gated_arguments(GEGLU, gate, up, dim, interleaved, limit, offset, row_scale, approximate))
+
+
+def reglu(
+    gate: Tensor,
+    up: Tensor | None = None,
+    *,
+    dim: int = -1,
+    interleaved: bool = False,
+    limit: float | None = None,
+    offset: float = 0.0,
+    row_scale: Tensor | None = None,
+) -> Tensor:
+    """:func:`fastops.reglu` in plain PyTorch."""
+    return REGLU.checked(*gated_arguments(REGLU, gate, up, dim, interleaved, limit, offset, row_scale))
+
+
+def glu(
+    input: Tensor,
+    dim: int = -1,
+    *,
+    gate: Tensor | None = None,
+    interleaved: bool = False,
+    limit: float | None = None,
+    offset: float = 0.0,
+    row_scale: Tensor | None = None,
+) -> Tensor:
+    """:func:`fastops.glu` in plain PyTorch."""
+    return GLU.checked(*gated_arguments(GLU, input, gate, dim, interleaved, limit, offset, row_scale))

@@ -229,12 +229,22 @@ def test_epilogue_backward(rows: int, n: int, aligned: bool, kernel: str) -> Non
     assert _C.plan_rules()["linear_backward"][number]["kernel"] == kernel
 
 
-def test_elementwise() -> None:
-    kernels = [rule["kernel"] for rule in _C.plan_rules()["pointwise"]]
-    for contiguous in (True, False):
-        assert kernels[_C.plan_pointwise(contiguous, True, 4097)] == "vector"
-        for aligned, elements in ((True, 4096), (False, 4097), (True, 0)):
-            assert kernels[_C.plan_pointwise(contiguous, aligned, elements)] == "element"
+@pytest.mark.parametrize(
+    ("layout", "aligned", "numbers", "elements", "kernel"),
+    [
+        ("one run", True, False, 4097, "vector"),
+        ("one run", True, False, 4096, "element"),
+        ("one run", False, False, 4097, "row_vector"),
+        ("one run", False, False, 0, "element"),
+        ("rows", True, False, 4097, "row_vector"),
+        ("rows", False, False, 4096, "element"),
+        ("rows", False, True, 1, "row_vector"),
+        ("strided", True, False, 1 << 40, "element"),
+    ],
+)
+def test_elementwise(layout: str, aligned: bool, numbers: bool, elements: int, kernel: str) -> None:
+    number = _C.plan_pointwise(layout, aligned, numbers, elements)
+    assert _C.plan_rules()["pointwise"][number]["kernel"] == kernel
 
 
 @pytest.mark.parametrize(

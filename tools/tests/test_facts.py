@@ -54,7 +54,7 @@ KIT = "src/fastops/kit/sources"
 @pytest.mark.parametrize(
     "places",
     [
-        {f"{KIT}/pointwise.cuh": "kMaxDims", f"{KIT}/rows.h": "kMaxDims", "cpp/core/pointwise.h": "kMaxDims"},
+        {f"{KIT}/pointwise.cuh": "kMaxDims", f"{KIT}/rows.h": "kMaxDims", "cpp/problem/pointwise.h": "kMaxDims"},
         {f"{KIT}/pointwise.cuh": "kThreads", "cpp/kit/pointwise.cpp": "kThreads"},
         {f"{KIT}/rows.h": "kThreads", "cpp/kit/reduction.cpp": "kThreads"},
         {f"{KIT}/rows.h": "kSideBySide", "cpp/kit/reduction.cpp": "kSideBySide"},

@@ -78,7 +78,7 @@ def test_a_kernel_that_may_overlap_waits_before_it_ends() -> None:
 
 
 SOURCE = """
-#include "pointwise.cuh"
+#include "engine/pointwise.cuh"
 namespace fastops::FASTOPS_ARCH {
 __global__ void right(float* p) {
   wait_for_earlier_kernels();

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import ops, reference
-from . import elementwise, linear, lltm, losses, norms, rows
+from . import elementwise, gated, linear, lltm, losses, norms, rows
 from .case import OVER_ONE_ROUNDING, Bound, Case, RawCall, Sample, bounds
 from .inputs import (
     DTYPES,
@@ -115,6 +115,58 @@ CASES: tuple[Case, ...] = (
         formula="alpha·x + beta·y",
         gradient="alpha·g, beta·g",
         gradient_reads=lambda args, outputs: (),
+    ),
+    Case(
+        name="swiglu",
+        function=ops.swiglu,
+        reference=reference.swiglu,
+        plain=gated.swiglu,
+        torch_op=gated.torch_swiglu,
+        samples=tuple(gated.samples()),
+        raw=gated.raw("swiglu", 1.0),
+        problem=gated.two_tensors,
+        bounds=bounds(f16=(0.51, 0.6, 0.6), bf16=(0.51, 0.6, 0.6), f32=(3, 5, 5), f64=(3, 6, 6)),
+        formula="g·σ(g)·u",
+        gradient="u·(g·σ(g))'·dy and g·σ(g)·dy, in one pass",
+    ),
+    Case(
+        name="geglu",
+        function=ops.geglu,
+        reference=reference.geglu,
+        plain=gated.geglu,
+        torch_op=gated.torch_geglu,
+        samples=tuple(gated.samples()),
+        raw=gated.raw("geglu", "none"),
+        problem=gated.two_tensors,
+        bounds=bounds(f16=(0.51, 0.6, 0.6), bf16=(0.51, 0.6, 0.6), f32=(3, 5, 5), f64=(3, 6, 6)),
+        formula="g·Φ(g)·u",
+        gradient="likewise",
+    ),
+    Case(
+        name="reglu",
+        function=ops.reglu,
+        reference=reference.reglu,
+        plain=gated.reglu,
+        torch_op=gated.torch_reglu,
+        samples=tuple(gated.samples()),
+        raw=gated.raw("reglu"),
+        problem=gated.two_tensors,
+        bounds=bounds(f16=(0.51, 0.6, 0.6), bf16=(0.51, 0.6, 0.6), f32=(3, 5, 5), f64=(3, 6, 6)),
+        formula="max(g, 0)·u",
+        gradient="likewise",
+    ),
+    Case(
+        name="glu",
+        function=ops.glu,
+        reference=reference.glu,
+        plain=gated.glu,
+        torch_op=F.glu,
+        samples=tuple(gated.glu_samples()),
+        raw=gated.raw("glu"),
+        problem=gated.one_tensor,
+        bounds=bounds(f16=(0.51, 0.6, 0.6), bf16=(0.51, 0.6, 0.6), f32=(3, 5, 5), f64=(3, 6, 6)),
+        formula="u·σ(g) of the halves u and g",
+        gradient="likewise",
     ),
     Case(
         name="linear",

@@ -31,11 +31,11 @@ def row_arguments(op: str, input: Tensor, dim: int, scale: float, dtype: torch.d
     except AttributeError:
         raise type_error(op, "input", "a Tensor", input) from None
     if type(dim) is not int:
-        dim = _integer(op, dim)
+        dim = as_integer(op, dim)
     if type(scale) is not float:
         check_numbers(op, scale=scale)
     if not -dims <= dim < 0:
-        dim = _from_the_end(op, dim, dims)
+        dim = from_the_end(op, dim, dims)
     if dtype is not None:
         input, dtype = _of_dtype(op, input, dtype)
     elif computes_wide(input) and own in HALVES:
@@ -47,17 +47,17 @@ def row_arguments(op: str, input: Tensor, dim: int, scale: float, dtype: torch.d
     return (input,) if dim == _DIM else (input, dim)
 
 
-def _integer(op: str, dim: Any) -> int:
+def as_integer(op: str, dim: Any) -> int:
     if isinstance(dim, bool) or not isinstance(dim, (Integral, torch.SymInt)):
         raise type_error(op, "dim", "an integer", dim)
     return int(dim)
 
 
-def _from_the_end(op: str, dim: int, dims: int) -> int:
+def from_the_end(op: str, dim: int, dims: int, name: str = "input") -> int:
     """IndexError, as torch's, where there is no such dimension. A tensor of none has one to name."""
     count = dims or 1
     if not -count <= dim < count:
-        raise IndexError(f"[{op}] dim must be {-count} to {count - 1} for input's {dims} dimensions, got {dim}")
+        raise IndexError(f"[{op}] dim must be {-count} to {count - 1} for {name}'s {dims} dimensions, got {dim}")
     return dim if dim < 0 else dim - count
 
 
@@ -76,7 +76,7 @@ def check(op: str, input: Tensor, dim: int, dtype: torch.dtype | None) -> None:
     if dtype is None and not input.is_floating_point():
         raise RuntimeError(f"[{op}] input must be floating point, got {input.dtype}")
     _check_floating(op, dtype)
-    _from_the_end(op, dim, input.dim())
+    from_the_end(op, dim, input.dim())
 
 
 def _check_floating(op: str, dtype: torch.dtype | None) -> None:

@@ -4,6 +4,8 @@ from .add_layer_norm import add_layer_norm
 from .add_rms_norm import add_rms_norm
 from .axpby import axpby
 from .cross_entropy import cross_entropy
+from .geglu import geglu
+from .glu import glu
 from .layer_norm import layer_norm
 from .linear import linear
 from .linear_cross_entropy import linear_cross_entropy
@@ -11,17 +13,21 @@ from .linear_log_prob import linear_log_prob
 from .lltm import lltm
 from .log_prob import log_prob
 from .log_softmax import log_softmax
+from .reglu import reglu
 from .relu import relu
 from .rms_norm import rms_norm
 from .sigmoid import sigmoid
 from .softmax import softmax
 from .square import square
+from .swiglu import swiglu
 
 __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "axpby",
     "cross_entropy",
+    "geglu",
+    "glu",
     "layer_norm",
     "linear",
     "linear_cross_entropy",
@@ -29,9 +35,11 @@ __all__ = [
     "lltm",
     "log_prob",
     "log_softmax",
+    "reglu",
     "relu",
     "rms_norm",
     "sigmoid",
     "softmax",
     "square",
+    "swiglu",
 ]

@@ -1,5 +1,5 @@
 // cube(x) = x³,   cube_backward(grad, x) = 3·x²·grad
-#include "pointwise.cuh"
+#include "engine/pointwise.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {

@@ -1,5 +1,5 @@
 // cube(x) = x³,   cube_backward(grad, x) = 3·x²·grad
-#include "kernels/pointwise.h"
+#include "cpu/engine/pointwise.h"
 
 namespace fastops::FASTOPS_ISA {
 

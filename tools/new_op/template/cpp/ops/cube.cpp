@@ -1,5 +1,5 @@
 // cube(x) = x³
-#include "core/pointwise_edge.h"
+#include "host/pointwise.h"
 
 namespace fastops {
 

@@ -1,8 +1,8 @@
 #pragma once
 // The loop of every elementwise CPU kernel.
-#include "core/pointwise.h"
 #include "kernels/direction.h"
 #include "kernels/pairs.h"
+#include "problem/pointwise.h"
 
 namespace fastops::FASTOPS_ISA {
 
@@ -25,6 +25,7 @@ template <int Inputs, class F, class V>
 FASTOPS_INLINE auto apply(F& f, const V* in) {
   if constexpr (Inputs == 1) return f(in[0]);
   if constexpr (Inputs == 2) return f(in[0], in[1]);
+  if constexpr (Inputs == 3) return f(in[0], in[1], in[2]);
 }
 
 template <class T, class V>
@@ -147,6 +148,46 @@ template <int Inputs, int Outputs = 1, class F>
 FASTOPS_INLINE void pointwise(DType dtype, const Pointwise& p, int64_t begin, int64_t end, F f) {
   dispatch(dtype,
            [&](auto t) { pointwise_elements<typename decltype(t)::type, Outputs, Inputs, false>(p, begin, end, f); });
+}
+
+// Rows that have a number each: what f.row is while f is called for the row.
+template <class T, int Inputs, int Outputs, class F>
+FASTOPS_INLINE void pointwise_rows(const Pointwise& p, int64_t row_begin, int64_t row_end, F f) {
+  using A = accumulate_t<T>;
+  T* data[Outputs + Inputs];
+  for (int64_t r = row_begin; r < row_end; ++r) {
+    for (int k = 0; k < Outputs + Inputs; ++k) data[k] = static_cast<T*>(p.data[k]) + r * p.strides[k][1];
+    if (p.row_scale) f.row = splat(static_cast<const A*>(p.row_scale)[r]);
+    pointwise_run<T, Outputs, Inputs, true>(data, p.sizes[0], f);
+  }
+}
+
+// The same; what f returns last is added up over the row. The order of the sum depends on the row's length alone.
+template <class T, int Inputs, int Outputs, class F>
+FASTOPS_INLINE void pointwise_row_sums(const Pointwise& p, int64_t row_begin, int64_t row_end, F f) {
+  using A = accumulate_t<T>;
+  using V = vec_t<T>;
+  constexpr int64_t W = simd<A>::size, kBlock = 32 * W;
+  const int64_t n = p.sizes[0];
+  T* data[Outputs + Inputs];
+  for (int64_t r = row_begin; r < row_end; ++r) {
+    for (int k = 0; k < Outputs + Inputs; ++k) data[k] = static_cast<T*>(p.data[k]) + r * p.strides[k][1];
+    if (p.row_scale) f.row = splat(static_cast<const A*>(p.row_scale)[r]);
+    V total{};
+    for (int64_t block = 0; block < n; block += kBlock) {  // of a block first: long sums lose digits
+      const int64_t end = n - block < kBlock ? n : block + kBlock;
+      V sum{}, in[Inputs];
+      for (int64_t i = block; i < end; i += W) {
+        const int64_t count = end - i < W ? end - i : W;
+        for (int k = 0; k < Inputs; ++k) in[k] = load_some(data[Outputs + k] + i, count);
+        const many<V, Outputs + 1> found = apply<Inputs>(f, in);
+        for (int k = 0; k < Outputs; ++k) store_some(data[k] + i, count, found.values[k]);
+        sum += keep_first(found.values[Outputs], count);
+      }
+      total += sum;
+    }
+    static_cast<A*>(p.row_sums)[r] = sum_lanes(total);
+  }
 }
 
 }  // namespace fastops::FASTOPS_ISA

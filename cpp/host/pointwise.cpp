@@ -1,4 +1,4 @@
-#include "core/pointwise_edge.h"
+#include "host/pointwise.h"
 
 #include <algorithm>
 
@@ -13,32 +13,27 @@ int64_t stride_along(const Operand& operand, Shape sizes, size_t d) {
   return d < missing || operand.sizes[d - missing] == 1 ? 0 : operand.strides[d - missing];
 }
 
-void launch(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype, const Pointwise& p) {
-  if (p.numel == 0) return;
-  if (device_of.is_cuda()) {
-    cuda::Launch launch(op, device_of.get_device_index());
-    launch.check(kernels.cuda[launch.group()](dtype, p, launch.stream()));
-    return;
-  }
-  PointwiseCpuKernel* kernel = kernels.cpu[isa()];
-  run_on_threads(p.numel, size_of(accumulate_type(dtype)),
-                 [&](int64_t begin, int64_t end) { kernel(dtype, p, begin, end); });
-}
-
 int64_t numel_of(Shape sizes) {
   int64_t numel = 1;
   for (int64_t size : sizes) numel *= size;
   return numel;
 }
 
-// Fills in the index space; the first operand is dense. False if more than kMaxDims dimensions remain.
+// Whether the elements lie one behind the other, in whatever order of the dimensions.
+bool is_dense(const Operand& operand, int64_t numel) {
+  int64_t span = 1;
+  for (size_t d = 0; d < operand.sizes.size(); ++d) span += (operand.sizes[d] - 1) * operand.strides[d];
+  return span == numel;
+}
+
+// Fills in the index space. False if more than kMaxDims dimensions remain.
 bool describe(const Operand* operands, int count, Pointwise& p) {
   p.operands = count;
   p.numel = numel_of(operands[0].sizes);
   for (int k = 0; k < count; ++k) p.data[k] = operands[k].data;
 
   // Operands of a dense one's very layout are one contiguous run each.
-  bool alike = true;
+  bool alike = is_dense(operands[0], p.numel);
   for (int k = 1; alike && k < count; ++k)
     alike = same_shape(operands[0].sizes, operands[k].sizes) && same_shape(operands[0].strides, operands[k].strides);
   if (!alike) {
@@ -78,8 +73,28 @@ int merge_dims(const Operand* operands, int count, int64_t* merged, int64_t (*st
   return last + 1;
 }
 
-void run_pointwise(const char* op, PointwiseKernels kernels, Tensors outputs, Tensors inputs,
-                   std::array<double, kMaxScalars> scalars) {
+void run_pointwise(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype, const Pointwise& p) {
+  if (p.numel == 0) return;
+  if (device_of.is_cuda()) {
+    cuda::Launch launch(op, device_of.get_device_index());
+    launch.check(kernels.cuda[launch.group()](dtype, p, launch.stream()));
+    return;
+  }
+  const bool by_rows = p.row_scale || p.row_sums;
+  const int64_t tasks = by_rows ? p.sizes[1] : p.numel, each = by_rows ? p.sizes[0] : 1;
+  run_on_threads(tasks, each * size_of(accumulate_type(dtype)),
+                 [&, kernel = kernels.cpu[isa()]](int64_t begin, int64_t end) { kernel(dtype, p, begin, end); });
+}
+
+void run_pointwise(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype,
+                   const Operand* operands, int count, Scalars scalars) {
+  Pointwise p;
+  std::copy(scalars.begin(), scalars.end(), p.scalars);
+  FASTOPS_CHECK(describe(operands, count, p), op, "more dimensions than kMaxDims");
+  run_pointwise(op, kernels, device_of, dtype, p);
+}
+
+void run_pointwise(const char* op, PointwiseKernels kernels, Tensors outputs, Tensors inputs, Scalars scalars) {
   FASTOPS_CHECK(outputs.size() + inputs.size() <= kMaxOperands, op, "more operands than kMaxOperands");
   Operand operands[kMaxOperands];
   int count = 0;
@@ -89,7 +104,7 @@ void run_pointwise(const char* op, PointwiseKernels kernels, Tensors outputs, Te
   const DType dtype = *dtype_of(first);
   Pointwise p;
   std::copy(scalars.begin(), scalars.end(), p.scalars);
-  if (describe(operands, count, p)) return launch(op, kernels, first, dtype, p);
+  if (describe(operands, count, p)) return run_pointwise(op, kernels, first, dtype, p);
 
   // Too many dimensions in too many orders: through contiguous copies.
   std::vector<Tensor> copies;
@@ -102,7 +117,7 @@ void run_pointwise(const char* op, PointwiseKernels kernels, Tensors outputs, Te
                    copies[k].sizes(), copies[k].strides()};
   }
   describe(operands, count, p);
-  launch(op, kernels, first, dtype, p);
+  run_pointwise(op, kernels, first, dtype, p);
   int k = 0;
   for (const Tensor& t : outputs) {
     call<Tensor>("aten::copy_", t, copies[k++], false);

@@ -3,8 +3,8 @@
 #include <functional>
 #include <initializer_list>
 
-#include "core/pointwise.h"
 #include "core/torch_edge.h"
+#include "problem/pointwise.h"
 
 namespace fastops {
 
@@ -20,19 +20,25 @@ struct PointwiseKernels {
 
 using Tensors = std::initializer_list<std::reference_wrapper<const Tensor>>;  // copies would count references
 
-// Inputs broadcast to the outputs' shape (the caller has checked that they can); all of one dtype and device. The first
-// output is dense.
-void run_pointwise(const char* op, PointwiseKernels kernels, Tensors outputs, Tensors inputs,
-                   std::array<double, kMaxScalars> scalars = {});
-
-// Uninitialised, for the result of an elementwise op of these inputs, which broadcast to `sizes`; the first one's dtype.
-Tensor allocate_elementwise(Tensors inputs, Shape sizes);
-
 // A tensor's memory, or memory that no tensor describes.
 struct Operand {
   void* data;
   Shape sizes, strides;
 };
+
+using Scalars = std::array<double, kMaxScalars>;
+
+// Inputs broadcast to the outputs' shape (the caller has checked that they can); all of one dtype and device. The first
+// output is dense.
+void run_pointwise(const char* op, PointwiseKernels kernels, Tensors outputs, Tensors inputs, Scalars scalars = {});
+// Of memory of one dtype, outputs first, of at most kMaxDims dimensions.
+void run_pointwise(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype,
+                   const Operand* operands, int count, Scalars scalars);
+// A problem that is described already.
+void run_pointwise(const char* op, PointwiseKernels kernels, const Tensor& device_of, DType dtype, const Pointwise& p);
+
+// Uninitialised, for the result of an elementwise op of these inputs, which broadcast to `sizes`; the first one's dtype.
+Tensor allocate_elementwise(Tensors inputs, Shape sizes);
 
 // Orders the dimensions by the first operand's strides, fastest first, and merges neighbours that every operand walks as
 // one; the others broadcast to the first. How many remain, or -1 for more than kMaxDims.
