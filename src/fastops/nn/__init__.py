@@ -8,6 +8,7 @@ from .lltm import LLTM
 from .log_softmax import LogSoftmax
 from .relu import ReLU
 from .rms_norm import RMSNorm
+from .rotary_embedding import RotaryEmbedding
 from .sigmoid import Sigmoid
 from .softmax import Softmax
 
@@ -20,6 +21,7 @@ __all__ = [
     "LogSoftmax",
     "RMSNorm",
     "ReLU",
+    "RotaryEmbedding",
     "Sigmoid",
     "Softmax",
 ]
