@@ -9,8 +9,8 @@ struct Activated {
   A value, slope;
 };
 
-// Act<T>::of(gate, alpha) is the activation and its derivative, for results that are rounded to T.
-template <class T, template <class> class Act>
+// Act::of<T>(gate, alpha) is the activation and its derivative, for results that are rounded to T.
+template <class T, class Act>
 struct Gated {
   using A = accumulate_t<T>;
   static constexpr bool kRowScale = true;
@@ -23,12 +23,12 @@ struct Gated {
   __device__ A within(A x) const { return x < -limit ? -limit : below(x); }
 
   __device__ A operator()(A gate, A up, A scale) const {
-    return scale * (Act<T>::of(below(gate), alpha).value * (within(up) + offset));
+    return scale * (Act::template of<T>(below(gate), alpha).value * (within(up) + offset));
   }
 };
 
 // The gradients of gate and up, and what adds up to the scale's.
-template <class T, template <class> class Act>
+template <class T, class Act>
 struct GatedBackward : Gated<T, Act> {
   using Base = Gated<T, Act>;
   using A = typename Base::A;
@@ -36,7 +36,7 @@ struct GatedBackward : Gated<T, Act> {
   using Base::Base;
 
   __device__ many<A, 3> operator()(A grad, A gate, A up, A scale) const {
-    const Activated<A> act = Act<T>::of(this->below(gate), this->alpha);
+    const Activated<A> act = Act::template of<T>(this->below(gate), this->alpha);
     const A shifted = this->within(up) + this->offset, scaled = scale * grad;
     const bool gate_moves = !(gate > this->limit), up_moves = !(up > this->limit || up < -this->limit);
     return {{gate_moves ? scaled * shifted * act.slope : A(0), up_moves ? scaled * act.value : A(0),
@@ -44,7 +44,7 @@ struct GatedBackward : Gated<T, Act> {
   }
 };
 
-template <template <class> class Act>
+template <class Act>
 int gated(DType dtype, const Pointwise& p, void* stream) {
   return dispatch(dtype, [&](auto t) -> int {
     using T = typename decltype(t)::type;
@@ -52,7 +52,7 @@ int gated(DType dtype, const Pointwise& p, void* stream) {
   });
 }
 
-template <template <class> class Act>
+template <class Act>
 int gated_backward(DType dtype, const Pointwise& p, void* stream) {
   return dispatch(dtype, [&](auto t) -> int {
     using T = typename decltype(t)::type;

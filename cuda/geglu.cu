@@ -4,9 +4,8 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-template <class T>
 struct Gelu {
-  using A = accumulate_t<T>;
+  template <class T, class A>
   static __device__ Activated<A> of(A x, A) {
     const device::normal<A> phi = device::normal_to<T>(x);
     return {x * phi.cdf, fma(x, phi.pdf, phi.cdf)};

@@ -4,9 +4,8 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-template <class T>
 struct Sigmoid {
-  using A = accumulate_t<T>;
+  template <class T, class A>
   static __device__ Activated<A> of(A x, A) {
     const A s = device::sigmoid_to<T>(x);
     return {s, s * device::sigmoid_to<T>(-x)};  // 1 - s has no more digits than 1

@@ -4,9 +4,8 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-template <class T>
 struct Relu {
-  using A = accumulate_t<T>;
+  template <class T, class A>
   static __device__ Activated<A> of(A x, A) {
     const bool zero = x <= 0;  // NaN stays
     return {zero ? A(0) : x, zero ? A(0) : A(1)};

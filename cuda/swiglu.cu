@@ -4,9 +4,8 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-template <class T>
 struct Silu {
-  using A = accumulate_t<T>;
+  template <class T, class A>
   static __device__ Activated<A> of(A x, A alpha) {
     const A s = device::sigmoid_to<T>(alpha * x);
     return {x * s, s * fma(alpha * x, 1 - s, A(1))};

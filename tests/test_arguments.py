@@ -19,6 +19,8 @@ RIGHT: dict[str, dict[str, Any]] = {
     "add_rms_norm": {"input": X, "residual": X, "normalized_shape": (8,)},
     "axpby": {"x": X, "y": X},
     "cross_entropy": {"input": X, "target": torch.tensor([0, 7, 2])},
+    "geglu": {"gate": X},
+    "glu": {"input": X},
     "layer_norm": {"input": X, "normalized_shape": (8,)},
     "linear": {"input": X, "weight": torch.randn(4, 8)},
     "linear_cross_entropy": {"input": X, "linear_weight": torch.randn(4, 8), "target": torch.tensor([0, 3, 2])},
@@ -32,15 +34,18 @@ RIGHT: dict[str, dict[str, Any]] = {
     },
     "log_prob": {"input": X, "target": torch.tensor([0, 7, 2])},
     "log_softmax": {"input": X, "dim": -1},
+    "reglu": {"gate": X},
     "relu": {"input": X},
     "rms_norm": {"input": X, "normalized_shape": (8,)},
     "sigmoid": {"input": X},
     "softmax": {"input": X, "dim": -1},
     "square": {"input": X},
+    "swiglu": {"gate": X},
 }
-NUMBERS = ("alpha", "beta", "eps", "label_smoothing", "scale", "softcap", "weight_offset", "z_loss")
+NUMBERS = ("alpha", "beta", "eps", "label_smoothing", "limit", "offset", "scale", "softcap", "weight_offset", "z_loss")
 # Of which None is right.
 OPTIONAL = ("weight", "bias", "linear_bias", "eps", "activation", "dtype", "softcap", "group", "classes")
+OPTIONAL += ("gate", "limit", "row_scale", "up")
 
 
 def parameters() -> list[tuple[str, str]]:
@@ -84,7 +89,7 @@ def test_a_wrong_type_is_named(
             continue
         if value is None and (op, name) == ("linear_cross_entropy", "ignore_index"):
             continue  # as torch's
-        if name in ("activation", "reduction", "save") and isinstance(value, str):
+        if name in ("activation", "approximate", "reduction", "save") and isinstance(value, str):
             continue  # a ValueError, of tests/test_messages.py and tests/ops/test_cross_entropy_arguments.py
         with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
             way(lambda value=value: getattr(fastops, op)(**{**right, name: value}))  # type: ignore[misc]

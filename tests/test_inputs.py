@@ -45,7 +45,8 @@ def test_expanded_gradient(case: Case, device: torch.device) -> None:
 def test_gradient_of_any_layout(
     case: Case, layout: Callable[[Tensor], Tensor], dtype: torch.dtype, device: torch.device
 ) -> None:
-    sample = next(s for s in case.samples if s.name in ("stepped", "stepped_x", "stepped_input", "gelu-stepped_input"))
+    names = ("stepped", "stepped_x", "stepped_input", "gelu-stepped_input", "both_stepped")
+    sample = next(s for s in case.samples if s.name in names)
     args = sample.args(device, dtype)
     outputs = evaluate(case.function, args).outputs
     dense = incoming_gradients(outputs)

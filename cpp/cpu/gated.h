@@ -10,8 +10,8 @@ struct Activated {
   V value, slope;
 };
 
-// Act<T>::value(gate, alpha) is the activation, Act<T>::of(gate, alpha) its derivative too, for results that are rounded to T.
-template <class T, template <class> class Act>
+// Act::value<T>(gate, alpha) is the activation, Act::of<T>(gate, alpha) its derivative too, for results that are rounded to T.
+template <class T, class Act>
 struct Gated {
   using V = vec_t<T>;
   V limit, alpha, offset, row = like(V{}, 1);
@@ -24,12 +24,12 @@ struct Gated {
   FASTOPS_INLINE V within(V x) const { return select(x < -limit, -limit, below(x)); }
 
   FASTOPS_INLINE V operator()(V gate, V up) const {
-    return row * (Act<T>::value(below(gate), alpha) * (within(up) + offset));
+    return row * (Act::template value<T>(below(gate), alpha) * (within(up) + offset));
   }
 };
 
 // The gradients of gate and up; with Sums what adds up to the row's scale's too.
-template <class T, template <class> class Act, bool Sums>
+template <class T, class Act, bool Sums>
 struct GatedBackward : Gated<T, Act> {
   using Base = Gated<T, Act>;
   using V = typename Base::V;
@@ -37,7 +37,7 @@ struct GatedBackward : Gated<T, Act> {
 
   FASTOPS_INLINE auto operator()(V grad, V gate, V up) const {
     const V none{}, limit = this->limit;
-    const Activated<V> act = Act<T>::of(this->below(gate), this->alpha);
+    const Activated<V> act = Act::template of<T>(this->below(gate), this->alpha);
     const V shifted = this->within(up) + this->offset, scaled = this->row * grad;
     const V of_gate = select(gate > limit, none, scaled * shifted * act.slope);
     const V of_up = select(up > limit, none, select(up < -limit, none, scaled * act.value));
@@ -48,7 +48,7 @@ struct GatedBackward : Gated<T, Act> {
   }
 };
 
-template <template <class> class Act>
+template <class Act>
 void gated(DType dtype, const Pointwise& p, int64_t begin, int64_t end) {
   dispatch(dtype, [&](auto t) {
     using T = typename decltype(t)::type;
@@ -57,7 +57,7 @@ void gated(DType dtype, const Pointwise& p, int64_t begin, int64_t end) {
   });
 }
 
-template <template <class> class Act>
+template <class Act>
 void gated_backward(DType dtype, const Pointwise& p, int64_t begin, int64_t end) {
   dispatch(dtype, [&](auto t) {
     using T = typename decltype(t)::type;

@@ -4,10 +4,12 @@
 namespace fastops::FASTOPS_ISA {
 namespace {
 
-template <class T>
 struct GeluTanh {
-  using V = vec_t<T>;
-  static FASTOPS_INLINE V value(V x, V) { return x * logistic_normal_of<T>(x).cdf; }
+  template <class T, class V>
+  static FASTOPS_INLINE V value(V x, V) {
+    return x * logistic_normal_of<T>(x).cdf;
+  }
+  template <class T, class V>
   static FASTOPS_INLINE Activated<V> of(V x, V) {
     const auto phi = logistic_normal_of<T>(x);
     return {x * phi.cdf, phi.cdf + x * phi.pdf};

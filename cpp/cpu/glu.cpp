@@ -4,10 +4,12 @@
 namespace fastops::FASTOPS_ISA {
 namespace {
 
-template <class T>
 struct Sigmoid {
-  using V = vec_t<T>;
-  static FASTOPS_INLINE V value(V x, V) { return sigmoid<T>(x); }
+  template <class T, class V>
+  static FASTOPS_INLINE V value(V x, V) {
+    return sigmoid<T>(x);
+  }
+  template <class T, class V>
   static FASTOPS_INLINE Activated<V> of(V x, V) {
     const auto s = sigmoids_of<T>(x);
     return {s.up, s.up * s.down};

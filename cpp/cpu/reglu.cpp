@@ -4,11 +4,15 @@
 namespace fastops::FASTOPS_ISA {
 namespace {
 
-template <class T>
 struct Relu {
-  using V = vec_t<T>;
-  static FASTOPS_INLINE V value(V x, V) { return select(x <= 0, V{}, x); }  // NaN stays
-  static FASTOPS_INLINE Activated<V> of(V x, V alpha) { return {value(x, alpha), select(x <= 0, V{}, like(x, 1))}; }
+  template <class T, class V>
+  static FASTOPS_INLINE V value(V x, V) {
+    return select(x <= 0, V{}, x);
+  }  // NaN stays
+  template <class T, class V>
+  static FASTOPS_INLINE Activated<V> of(V x, V alpha) {
+    return {value<T>(x, alpha), select(x <= 0, V{}, like(x, 1))};
+  }
 };
 
 }  // namespace

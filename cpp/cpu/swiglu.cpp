@@ -4,10 +4,12 @@
 namespace fastops::FASTOPS_ISA {
 namespace {
 
-template <class T>
 struct Silu {
-  using V = vec_t<T>;
-  static FASTOPS_INLINE V value(V x, V alpha) { return x * sigmoid<T>(alpha * x); }
+  template <class T, class V>
+  static FASTOPS_INLINE V value(V x, V alpha) {
+    return x * sigmoid<T>(alpha * x);
+  }
+  template <class T, class V>
   static FASTOPS_INLINE Activated<V> of(V x, V alpha) {
     const auto s = sigmoids_of<T>(alpha * x);
     return {x * s.up, s.up * (1 + alpha * x * s.down)};

@@ -254,7 +254,7 @@ def swiglu(
     row_scale: Tensor | None = None,
 ) -> Tensor:
     """:func:`fastops.swiglu` in plain PyTorch."""
-    return SWIGLU.checked(*gated_arguments(SWIGLU, gate, up, dim, interleaved, limit, offset, row_scale, alpha))
+    return SWIGLU.reference(*gated_arguments(SWIGLU, gate, up, dim, interleaved, limit, offset, row_scale, alpha))
 
 
 def geglu(
@@ -269,7 +269,7 @@ def geglu(
     row_scale: Tensor | None = None,
 ) -> Tensor:
     """:func:`fastops.geglu` in plain PyTorch."""
-    return GEGLU.checked(*gated_arguments(GEGLU, gate, up, dim, interleaved, limit, offset, row_scale, approximate))
+    return GEGLU.reference(*gated_arguments(GEGLU, gate, up, dim, interleaved, limit, offset, row_scale, approximate))
 
 
 def reglu(
@@ -283,7 +283,7 @@ def reglu(
     row_scale: Tensor | None = None,
 ) -> Tensor:
     """:func:`fastops.reglu` in plain PyTorch."""
-    return REGLU.checked(*gated_arguments(REGLU, gate, up, dim, interleaved, limit, offset, row_scale))
+    return REGLU.reference(*gated_arguments(REGLU, gate, up, dim, interleaved, limit, offset, row_scale))
 
 
 def glu(
@@ -297,4 +297,4 @@ def glu(
     row_scale: Tensor | None = None,
 ) -> Tensor:
     """:func:`fastops.glu` in plain PyTorch."""
-    return GLU.checked(*gated_arguments(GLU, input, gate, dim, interleaved, limit, offset, row_scale))
+    return GLU.reference(*gated_arguments(GLU, input, gate, dim, interleaved, limit, offset, row_scale))

@@ -50,7 +50,7 @@ __all__ = [
 
 # The bounds are the largest errors measured over all samples, ISA levels and paths, rounded up by a quarter to a half.
 # Those of gradients are far above those of kernels where the inputs are hard: sigmoid's and softmax's saved output next
-# to 1, rows of layer_norm with hardly any spread; log_softmax's in float32 is its reference's, of 50257 columns. Those
+# to 1, rows of layer_norm with hardly any spread; log_softmax's are its reference's, of 50257 columns. Those
 # of the norms' kernels in float64 come from a GPU, over 50021 rows of 7. GEMM libraries add in orders of their own, so
 # that linear and lltm are measured on several and have more room; linear's kernels' own bounds do not. Kernels that
 # return float32 beside half-precision inputs are counted in its ulps. The
@@ -125,7 +125,7 @@ CASES: tuple[Case, ...] = (
         samples=tuple(gated.samples()),
         raw=gated.raw("swiglu", 1.0),
         problem=gated.two_tensors,
-        bounds=bounds(f16=(0.51, 0.6, 0.6), bf16=(0.51, 0.6, 0.6), f32=(3, 5, 5), f64=(3, 6, 6)),
+        bounds=bounds(f16=(0.51, 0.51, 0.6), bf16=(0.51, 0.51, 0.6), f32=(2, 6, 8), f64=(3, 6, 8)),
         formula="g·σ(g)·u",
         gradient="u·(g·σ(g))'·dy and g·σ(g)·dy, in one pass",
     ),
@@ -138,7 +138,7 @@ CASES: tuple[Case, ...] = (
         samples=tuple(gated.samples()),
         raw=gated.raw("geglu", "none"),
         problem=gated.two_tensors,
-        bounds=bounds(f16=(0.51, 0.6, 0.6), bf16=(0.51, 0.6, 0.6), f32=(3, 5, 5), f64=(3, 6, 6)),
+        bounds=bounds(f16=(0.51, 0.51, 0.6), bf16=(0.51, 0.51, 0.6), f32=(2, 6.5, 22), f64=(3, 7, 22)),
         formula="g·Φ(g)·u",
         gradient="likewise",
     ),
@@ -151,7 +151,7 @@ CASES: tuple[Case, ...] = (
         samples=tuple(gated.samples()),
         raw=gated.raw("reglu"),
         problem=gated.two_tensors,
-        bounds=bounds(f16=(0.51, 0.6, 0.6), bf16=(0.51, 0.6, 0.6), f32=(3, 5, 5), f64=(3, 6, 6)),
+        bounds=bounds(f16=(0.51, 0.51, 0.6), bf16=(0.51, 0.51, 0.6), f32=(0.51, 0.51, 4), f64=(0.51, 0.51, 4)),
         formula="max(g, 0)·u",
         gradient="likewise",
     ),
@@ -164,7 +164,7 @@ CASES: tuple[Case, ...] = (
         samples=tuple(gated.glu_samples()),
         raw=gated.raw("glu"),
         problem=gated.one_tensor,
-        bounds=bounds(f16=(0.51, 0.6, 0.6), bf16=(0.51, 0.6, 0.6), f32=(3, 5, 5), f64=(3, 6, 6)),
+        bounds=bounds(f16=(0.51, 0.51, 0.6), bf16=(0.51, 0.51, 0.6), f32=(2, 14, 5), f64=(3, 14, 6)),
         formula="u·σ(g) of the halves u and g",
         gradient="likewise",
     ),
@@ -264,7 +264,7 @@ CASES: tuple[Case, ...] = (
         samples=tuple(rows.samples()),
         raw=rows.raw("log_softmax"),
         problem=rows.problem,
-        bounds=bounds(f16=(0.51, 4.5, 0.51), bf16=(0.51, 4, 0.51), f32=(1.8, 95, 6.5), f64=(1.8, 27, 11)),
+        bounds=bounds(f16=(0.51, 4.5, 0.51), bf16=(0.51, 4, 0.51), f32=(1.8, 95, 6.5), f64=(1.8, 110, 11)),
         formula="scale·x - log Σ e^(scale·x)",
         gradient="scale·(g - e^y·Σ g)",
         gradient_reads=rows.gradient_reads,

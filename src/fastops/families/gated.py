@@ -49,11 +49,30 @@ class Unit(NamedTuple):
             y = (_of_rows(row_scale, y) * y).contiguous()
         return y.to(first.dtype)
 
-    def checked(self, first: Tensor, *given: Any) -> Tensor:
-        """The same, once the arguments fit: the reference."""
+    def reference(self, first: Tensor, *given: Any) -> Tensor:
+        """The same, once the arguments fit."""
         second, dim, interleaved, _, _, row_scale, *_ = self.complete(given)
         check(self, first, second, dim, interleaved, row_scale)
         return self.composed(first, *given)
+
+    def backward_reference(self, grad: Tensor, first: Tensor, *given: Any) -> Three:
+        """The gradients of first, second and row_scale; tensors without elements for what is not there."""
+        second, dim, interleaved, limit, offset, row_scale, *options, needs_scale = given
+        gate, up = (wide(x) for x in self.gate_and_up(first, second, dim, interleaved))
+        low, within = _clamped(gate, up, limit)
+        act, shifted, g = self.value(low, *options), within + offset, wide(grad)
+        scaled = g if row_scale is None else _of_rows(row_scale, g) * g
+        of_gate, of_up = scaled * shifted * self.slope(low, *options), scaled * act
+        if limit is not None:
+            of_gate, of_up = torch.where(gate > limit, 0, of_gate), torch.where(up.abs() > limit, 0, of_up)
+        pair = (of_up, of_gate) if self.up_first else (of_gate, of_up)
+        a, b = (x.to(first.dtype) for x in pair)
+        of_scale = _empty_gradients(first, *given)[2]
+        if needs_scale:
+            of_scale = (g * (act * shifted)).sum(-1).to(row_scale.dtype)
+        if second is None:
+            return _laid_out(join(a, b, dim, interleaved), first, row_scale), first.new_empty(0), of_scale
+        return _laid_out(a, first, row_scale), _laid_out(b, second, row_scale), of_scale
 
     def complete(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """With the schema's defaults for what was left out."""
@@ -114,26 +133,8 @@ def check(unit: Unit, first: Tensor, second: Tensor | None, dim: int, interleave
         raise RuntimeError(f"[{name}] row_scale must have shape {shape[:-1]}, got {list(row_scale.shape)}")
 
 
-def gated_operator(unit: Unit) -> Operator:
+def gated_operator(unit: Unit, reference: Callable[..., Tensor], backward_reference: Callable[..., Three]) -> Operator:
     """The operator, its backward among them."""
-
-    def backward_reference(grad: Tensor, first: Tensor, *given: Any) -> Three:
-        second, dim, interleaved, limit, offset, row_scale, *options, needs_scale = given
-        gate, up = (wide(x) for x in unit.gate_and_up(first, second, dim, interleaved))
-        low, within = _clamped(gate, up, limit)
-        act, shifted, g = unit.value(low, *options), within + offset, wide(grad)
-        scaled = g if row_scale is None else _of_rows(row_scale, g) * g
-        of_gate, of_up = scaled * shifted * unit.slope(low, *options), scaled * act
-        if limit is not None:
-            of_gate, of_up = torch.where(gate > limit, 0, of_gate), torch.where(up.abs() > limit, 0, of_up)
-        pair = (of_up, of_gate) if unit.up_first else (of_gate, of_up)
-        a, b = (x.to(first.dtype) for x in pair)
-        of_scale = fake_backward(grad, first, *given)[2]
-        if needs_scale:
-            of_scale = (g * (act * shifted)).sum(-1).to(row_scale.dtype)
-        if second is None:
-            return _laid_out(join(a, b, dim, interleaved), first, row_scale), first.new_empty(0), of_scale
-        return _laid_out(a, first, row_scale), _laid_out(b, second, row_scale), of_scale
 
     def fake(first: Tensor, *given: Any) -> Tensor:
         second, dim, interleaved, _, _, row_scale, *_ = unit.complete(given)
@@ -142,14 +143,7 @@ def gated_operator(unit: Unit) -> Operator:
         return a.new_empty(a.shape) if row_scale is not None else torch.add(*((b, a) if unit.up_first else (a, b)))
 
     def fake_backward(grad: Tensor, first: Tensor, *given: Any) -> Three:
-        second, row_scale, needs_scale = given[0], given[_ROW_SCALE - 1], given[-1]
-        return (
-            _empty_like(first, row_scale),
-            first.new_empty(0) if second is None else _empty_like(second, row_scale),
-            torch.empty_like(row_scale, memory_format=torch.contiguous_format)
-            if needs_scale
-            else first.new_empty(0, dtype=wide(first.new_empty(0)).dtype),
-        )
+        return _empty_gradients(first, *given)
 
     def vmap_backward(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         results = derivative._twin(*elementwise_batch(info.batch_size, in_dims, *inputs))
@@ -175,12 +169,25 @@ def gated_operator(unit: Unit) -> Operator:
         return tuple(found) if len(found) > 1 else found[0]
 
     return Operator(
-        unit.name, unit.checked, fake, save=save, backward=backward, native=unit.composed, batch=elementwise_batch
+        unit.name, reference, fake, save=save, backward=backward, native=unit.composed, batch=elementwise_batch
+    )
+
+
+def _empty_gradients(first: Tensor, *given: Any) -> Three:
+    second, row_scale, needs_scale = given[0], given[_ROW_SCALE - 1], given[-1]
+    nothing = first.new_empty(0)
+    return (
+        _empty_like(first, row_scale),
+        nothing if second is None else _empty_like(second, row_scale),
+        row_scale.new_empty(row_scale.shape) if needs_scale else wide(nothing),
     )
 
 
 def _laid_out(gradient: Tensor, tensor: Tensor, row_scale: Tensor | None) -> Tensor:
-    return gradient.contiguous() if row_scale is not None else torch.empty_like(tensor).copy_(gradient)
+    """With the strides of :func:`_empty_like`, which the condition's are, and not by a write: vmap allows none."""
+    if row_scale is not None:
+        return gradient.contiguous()
+    return torch.where(torch.ones_like(tensor, dtype=torch.bool), gradient, 0)
 
 
 def _empty_like(tensor: Tensor, row_scale: Tensor | None) -> Tensor:
@@ -207,8 +214,10 @@ def gated_arguments(
         if first.dtype != second.dtype:
             dtype = promoted((first, second))
             first, second = first.to(dtype), second.to(dtype)
+    if type(dim) is not int:
+        dim = as_integer(name, dim)
     if dim != -1:
-        dim = from_the_end(name, as_integer(name, dim), first.dim(), unit.first)
+        dim = from_the_end(name, dim, first.dim(), unit.first)
     if type(interleaved) is not bool:
         raise type_error(name, "interleaved", "a bool", interleaved)
     if limit is not None or type(offset) is not float:

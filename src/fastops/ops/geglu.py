@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._arguments import type_error
-from ..families.gated import Unit, gated_arguments, gated_operator
+from ..families.gated import Three, Unit, gated_arguments, gated_operator
 
 
 def _gelu(gate: Tensor, approximate: str) -> Tensor:
@@ -34,7 +34,37 @@ def _slope(gate: Tensor, approximate: str) -> Tensor:
 
 
 UNIT = Unit("geglu", _gelu, _slope, options=("none",))
-_op = gated_operator(UNIT)
+
+
+def geglu_reference(
+    gate: Tensor,
+    up: Tensor | None = None,
+    dim: int = -1,
+    interleaved: bool = False,
+    limit: float | None = None,
+    offset: float = 0.0,
+    row_scale: Tensor | None = None,
+    approximate: str = "none",
+) -> Tensor:
+    return UNIT.reference(gate, up, dim, interleaved, limit, offset, row_scale, approximate)
+
+
+def geglu_backward_reference(
+    grad: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    dim: int,
+    interleaved: bool,
+    limit: float | None,
+    offset: float,
+    row_scale: Tensor | None,
+    approximate: str,
+    needs_scale: bool,
+) -> Three:
+    return UNIT.backward_reference(grad, gate, up, dim, interleaved, limit, offset, row_scale, approximate, needs_scale)
+
+
+_op = gated_operator(UNIT, geglu_reference, geglu_backward_reference)
 
 
 def geglu(
@@ -80,8 +110,8 @@ def geglu(
             offset=offset,
             row_scale=row_scale,
         )
+    if not isinstance(approximate, str):
+        raise type_error("geglu", "approximate", "a str", approximate)
     if approximate not in ("none", "tanh"):
-        if not isinstance(approximate, str):
-            raise type_error("geglu", "approximate", "a str", approximate)
         raise ValueError(f"[geglu] approximate must be 'none' or 'tanh', got '{approximate}'")
     return _op.call(*gated_arguments(UNIT, gate, up, dim, interleaved, limit, offset, row_scale, approximate))

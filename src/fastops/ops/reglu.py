@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from ..families.gated import Unit, gated_arguments, gated_operator
+from ..families.gated import Three, Unit, gated_arguments, gated_operator
 
 
 def _slope(gate: Tensor) -> Tensor:
@@ -14,7 +14,35 @@ def _slope(gate: Tensor) -> Tensor:
 
 
 UNIT = Unit("reglu", torch.relu, _slope)
-_op = gated_operator(UNIT)
+
+
+def reglu_reference(
+    gate: Tensor,
+    up: Tensor | None = None,
+    dim: int = -1,
+    interleaved: bool = False,
+    limit: float | None = None,
+    offset: float = 0.0,
+    row_scale: Tensor | None = None,
+) -> Tensor:
+    return UNIT.reference(gate, up, dim, interleaved, limit, offset, row_scale)
+
+
+def reglu_backward_reference(
+    grad: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    dim: int,
+    interleaved: bool,
+    limit: float | None,
+    offset: float,
+    row_scale: Tensor | None,
+    needs_scale: bool,
+) -> Three:
+    return UNIT.backward_reference(grad, gate, up, dim, interleaved, limit, offset, row_scale, needs_scale)
+
+
+_op = gated_operator(UNIT, reglu_reference, reglu_backward_reference)
 
 
 def reglu(

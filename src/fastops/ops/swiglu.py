@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._arguments import check_numbers
-from ..families.gated import Unit, gated_arguments, gated_operator
+from ..families.gated import Three, Unit, gated_arguments, gated_operator
 
 
 def _silu(gate: Tensor, alpha: float) -> Tensor:
@@ -20,7 +20,37 @@ def _slope(gate: Tensor, alpha: float) -> Tensor:
 
 
 UNIT = Unit("swiglu", _silu, _slope, options=(1.0,))
-_op = gated_operator(UNIT)
+
+
+def swiglu_reference(
+    gate: Tensor,
+    up: Tensor | None = None,
+    dim: int = -1,
+    interleaved: bool = False,
+    limit: float | None = None,
+    offset: float = 0.0,
+    row_scale: Tensor | None = None,
+    alpha: float = 1.0,
+) -> Tensor:
+    return UNIT.reference(gate, up, dim, interleaved, limit, offset, row_scale, alpha)
+
+
+def swiglu_backward_reference(
+    grad: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    dim: int,
+    interleaved: bool,
+    limit: float | None,
+    offset: float,
+    row_scale: Tensor | None,
+    alpha: float,
+    needs_scale: bool,
+) -> Three:
+    return UNIT.backward_reference(grad, gate, up, dim, interleaved, limit, offset, row_scale, alpha, needs_scale)
+
+
+_op = gated_operator(UNIT, swiglu_reference, swiglu_backward_reference)
 
 
 def swiglu(
