@@ -17,6 +17,7 @@ from torch import Tensor
 from .._arguments import check_numbers, check_tensors, type_error
 from .._operator import Operator, elementwise_batch, wide
 from .._promotion import promoted
+from .layout import laid_out_like
 from .row import as_integer, from_the_end
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -184,10 +185,8 @@ def _empty_gradients(first: Tensor, *given: Any) -> Three:
 
 
 def _laid_out(gradient: Tensor, tensor: Tensor, row_scale: Tensor | None) -> Tensor:
-    """With the strides of :func:`_empty_like`, which the condition's are, and not by a write: vmap allows none."""
-    if row_scale is not None:
-        return gradient.contiguous()
-    return torch.where(torch.ones_like(tensor, dtype=torch.bool), gradient, 0)
+    """With the strides of :func:`_empty_like`."""
+    return gradient.contiguous() if row_scale is not None else laid_out_like(gradient, tensor)
 
 
 def _empty_like(tensor: Tensor, row_scale: Tensor | None) -> Tensor:

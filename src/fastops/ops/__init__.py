@@ -13,9 +13,11 @@ from .linear_log_prob import linear_log_prob
 from .lltm import lltm
 from .log_prob import log_prob
 from .log_softmax import log_softmax
+from .qk_norm_rope import qk_norm_rope
 from .reglu import reglu
 from .relu import relu
 from .rms_norm import rms_norm
+from .rope import rope
 from .sigmoid import sigmoid
 from .softmax import softmax
 from .square import square
@@ -35,9 +37,11 @@ __all__ = [
     "lltm",
     "log_prob",
     "log_softmax",
+    "qk_norm_rope",
     "reglu",
     "relu",
     "rms_norm",
+    "rope",
     "sigmoid",
     "softmax",
     "square",
