@@ -34,9 +34,11 @@ RIGHT: dict[str, dict[str, Any]] = {
     },
     "log_prob": {"input": X, "target": torch.tensor([0, 7, 2])},
     "log_softmax": {"input": X, "dim": -1},
+    "qk_norm_rope": {"q": X, "k": X, "q_weight": X[0], "k_weight": X[0], "cos": X, "sin": X},
     "reglu": {"gate": X},
     "relu": {"input": X},
     "rms_norm": {"input": X, "normalized_shape": (8,)},
+    "rope": {"q": X, "k": X, "cos": X, "sin": X},
     "sigmoid": {"input": X},
     "softmax": {"input": X, "dim": -1},
     "square": {"input": X},
@@ -45,7 +47,7 @@ RIGHT: dict[str, dict[str, Any]] = {
 NUMBERS = ("alpha", "beta", "eps", "label_smoothing", "limit", "offset", "scale", "softcap", "weight_offset", "z_loss")
 # Of which None is right.
 OPTIONAL = ("weight", "bias", "linear_bias", "eps", "activation", "dtype", "softcap", "group", "classes")
-OPTIONAL += ("gate", "limit", "row_scale", "up")
+OPTIONAL += ("gate", "k", "k_weight", "limit", "positions", "q_weight", "rotary_dim", "row_scale", "up")
 
 
 def parameters() -> list[tuple[str, str]]:

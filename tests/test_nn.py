@@ -323,6 +323,11 @@ REFERENCES: dict[str, tuple[list[tuple[int, ...]], dict[str, Any]]] = {
     "geglu": ([(4, 6)], {"approximate": "tanh", "interleaved": True}),
     "reglu": ([(4, 6)], {"row_scale": torch.tensor([0.5, 1.0, -1.0, 2.0]), "offset": 0.5}),
     "glu": ([(4, 6)], {"dim": 0}),
+    "rope": ([(2, 3, 5, 8), (2, 1, 5, 8), (5, 6), (5, 6)], {"interleaved": True}),
+    "qk_norm_rope": (
+        [(2, 5, 3, 8), (2, 5, 1, 8), (8,), (8,), (9, 6), (9, 6)],
+        {"seq_dim": -3, "positions": torch.tensor([3, 8, 0, 1, 1]), "weight_offset": 1.0},
+    ),
     "softmax": ([(4, 6)], {"dim": 0, "scale": 2.0}),
     "log_softmax": ([(4, 6)], {"dim": -1, "scale": -0.5}),
     "lltm": ([(5, 4), (9, 7), (9,), (5, 3), (5, 3)], {}),

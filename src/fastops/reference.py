@@ -34,9 +34,11 @@ from .ops.lltm import lltm_cell_reference
 from .ops.log_prob import log_prob_reference
 from .ops.log_prob import raw_arguments as log_prob_arguments
 from .ops.log_softmax import log_softmax_reference
+from .ops.qk_norm_rope import qk_norm_rope_reference
 from .ops.reglu import UNIT as REGLU
 from .ops.relu import relu_reference as relu
 from .ops.rms_norm import rms_norm_reference
+from .ops.rope import rope_reference
 from .ops.sigmoid import sigmoid_reference as sigmoid
 from .ops.softmax import softmax_reference
 from .ops.square import square_reference as square
@@ -56,9 +58,11 @@ __all__ = [
     "lltm",
     "log_prob",
     "log_softmax",
+    "qk_norm_rope",
     "reglu",
     "relu",
     "rms_norm",
+    "rope",
     "sigmoid",
     "softmax",
     "square",
@@ -298,3 +302,40 @@ def glu(
 ) -> Tensor:
     """:func:`fastops.glu` in plain PyTorch."""
     return GLU.reference(*gated_arguments(GLU, input, gate, dim, interleaved, limit, offset, row_scale))
+
+
+def rope(
+    q: Tensor,
+    k: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    positions: Tensor | None = None,
+    rotary_dim: int | None = None,
+    interleaved: bool = False,
+    seq_dim: int = -2,
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`fastops.rope` in plain PyTorch."""
+    of_q, of_k = rope_reference(q, k, cos, sin, positions, rotary_dim, interleaved, seq_dim)
+    return of_q, None if k is None else of_k
+
+
+def qk_norm_rope(
+    q: Tensor,
+    k: Tensor | None,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float | None = None,
+    *,
+    weight_offset: float = 0.0,
+    positions: Tensor | None = None,
+    rotary_dim: int | None = None,
+    interleaved: bool = False,
+    seq_dim: int = -2,
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`fastops.qk_norm_rope` in plain PyTorch."""
+    options = (positions, rotary_dim, interleaved, seq_dim, eps, weight_offset)
+    of_q, of_k = qk_norm_rope_reference(q, k, q_weight, k_weight, cos, sin, *options)
+    return of_q, None if k is None else of_k

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import ops, reference
-from . import elementwise, gated, linear, lltm, losses, norms, rows
+from . import elementwise, gated, linear, lltm, losses, norms, rope, rows
 from .case import OVER_ONE_ROUNDING, Bound, Case, RawCall, Sample, bounds
 from .inputs import (
     DTYPES,
@@ -167,6 +167,34 @@ CASES: tuple[Case, ...] = (
         bounds=bounds(f16=(0.51, 0.51, 0.6), bf16=(0.51, 0.51, 0.6), f32=(2, 14, 5), f64=(3, 14, 6)),
         formula="u·σ(g) of the halves u and g",
         gradient="likewise",
+    ),
+    Case(
+        name="rope",
+        function=ops.rope,
+        reference=reference.rope,
+        plain=rope.rope,
+        torch_op=rope.torch_rope,
+        samples=tuple(rope.samples(False)),
+        raw=rope.raw("rope"),
+        problem=rope.problem(False),
+        in_features=True,
+        bounds=bounds(f16=(0.51, 3, 0.51), bf16=(0.51, 1.5, 0.51), f32=(2, 4.5, 2), f64=(2, 5, 2)),
+        formula="y₁ = x₁·cos - x₂·sin, y₂ = x₂·cos + x₁·sin of q and k",
+        gradient="of q and k by the transpose, in one pass",
+    ),
+    Case(
+        name="qk_norm_rope",
+        function=ops.qk_norm_rope,
+        reference=reference.qk_norm_rope,
+        plain=rope.qk_norm_rope,
+        torch_op=rope.torch_qk_norm_rope,
+        samples=tuple(rope.samples(True)),
+        raw=rope.raw("qk_norm_rope"),
+        problem=rope.problem(True),
+        in_features=True,
+        bounds=bounds(f16=(0.51, 6, 6), bf16=(0.51, 6, 6), f32=(4, 20, 20), f64=(4, 30, 30)),
+        formula="rope of each head's rms_norm, q and k in one pass",
+        gradient="of q, k and the weights in one pass",
     ),
     Case(
         name="linear",

@@ -45,8 +45,8 @@ def rotary_dim_of(op: str, width: int, dim: int, given: int | None) -> int:
         raise RuntimeError(f"[{op}] cos must have rows of an even size, or of at most {dim // 2}, got {width}")
     if width % 2 == 0:
         raise RuntimeError(
-            f"[{op}] cos has rows of {width} for heads of {dim}: say rotary_dim={width} if that is all that is rotated, "
-            f"or rotary_dim={2 * width} if each is for two numbers"
+            f"[{op}] cos has rows of {width} for heads of {dim}: say rotary_dim={width} if that is all that is "
+            f"rotated, or rotary_dim={2 * width} if each is for two numbers"
         )
     return 2 * width
 

@@ -1,0 +1,157 @@
+"""Inputs of rope and qk_norm_rope, and their formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .case import RawCall, Sample
+from .inputs import Layout, Make, misaligned, row_slice, stepped, transposed
+
+Pair = tuple[Tensor, Tensor]
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """By halves, of heads ``[*batch, heads, seq, dim]`` and tables of all that is rotated."""
+    n = cos.shape[-1]
+    cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
+    first, second, rest = x[..., : n // 2], x[..., n // 2 : n], x[..., n:]
+    a, b, c, d = cos[..., : n // 2], cos[..., n // 2 :], sin[..., : n // 2], sin[..., n // 2 :]
+    return torch.cat((first * a - second * c, second * b + first * d, rest), -1)
+
+
+def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pair:
+    return _rotated(q, cos, sin), _rotated(k, cos, sin)
+
+
+def qk_norm_rope(
+    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, eps: float
+) -> Pair:
+    def normalized(x: Tensor, weight: Tensor) -> Tensor:
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
+
+    return rope(normalized(q, q_weight), normalized(k, k_weight), cos, sin)
+
+
+def _turned(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+
+
+def torch_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pair:
+    """As models of Hugging Face have it, whose tables are of the heads' dtype."""
+    cos, sin = cos.unsqueeze(-3).to(q.dtype), sin.unsqueeze(-3).to(q.dtype)
+    return q * cos + _turned(q) * sin, k * cos + _turned(k) * sin
+
+
+def torch_qk_norm_rope(
+    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, eps: float
+) -> Pair:
+    q, k = (F.rms_norm(x, x.shape[-1:], w.to(x.dtype), eps) for x, w in ((q, q_weight), (k, k_weight)))
+    return torch_rope(q, k, cos, sin)
+
+
+def samples(weights: bool) -> Iterator[Sample]:
+    """With a weight for q and for k where they are normalised."""
+
+    def sample(
+        name: str,
+        heads: tuple[int, int],
+        seq: int,
+        dim: int,
+        rotary: int | None = None,
+        batch: tuple[int, ...] = (2,),
+        table_batch: tuple[int, ...] = (),
+        layout: Layout | None = None,
+        by_token: bool = False,
+        wide: bool = False,
+        **flags: bool,
+    ) -> Sample:
+        rotary = rotary or dim
+
+        def build(make: Make) -> tuple[Any, ...]:
+            def tensor(count: int) -> Tensor:
+                if by_token:  # [*batch, seq, heads, dim] in memory
+                    return make(*batch, seq, count, dim, layout=layout).transpose(-2, -3)
+                return make(*batch, count, seq, dim, layout=layout)
+
+            dtype = make.parameter_dtype if wide else make.dtype
+            affine = [make(dim, shift=1.0, scale=0.2, dtype=dtype) for _ in range(2)] if weights else []
+            angles = make(*table_batch, seq, rotary, scale=3.0, dtype=torch.float64)
+            tables = (angles.cos().to(dtype), angles.sin().to(dtype))
+            return tensor(heads[0]), tensor(heads[1]), *affine, *tables, *((1e-3,) if weights else ())
+
+        return Sample(name, build, unlike_torch=rotary != dim, **flags)
+
+    yield sample("small", (2, 1), 3, 4, batch=(1,), small=True)
+    yield sample("small_partial", (1, 1), 2, 6, rotary=4, batch=(), small=True)
+    for dim in (2, 8, 64, 80, 96, 128, 256):
+        yield sample(f"dim{dim}", (6, 2), 7, dim)
+        yield sample(f"dim{dim}_wide", (6, 2), 7, dim, wide=True)
+    for dim, rotary in ((128, 96), (64, 34), (33, 20), (96, 50), (21, 12)):
+        yield sample(f"dim{dim}_rotary{rotary}", (5, 1), 9, dim, rotary)
+    yield sample("many_heads", (71, 1), 3, 64)
+    yield sample("one_head", (1, 1), 67, 64)
+    yield sample("by_token", (8, 2), 37, 64, by_token=True)
+    yield sample("one_token", (32, 8), 1, 128, by_token=True)
+    yield sample("tables_of_batch", (4, 2), 11, 64, batch=(3,), table_batch=(3,))
+    yield sample("tables_of_one", (4, 2), 11, 64, batch=(3,), table_batch=(1,))
+    yield sample("two_batches", (4, 2), 5, 32, batch=(2, 3), table_batch=(3,))
+    yield sample("no_batch", (4, 2), 5, 32, batch=())
+    yield sample("no_tokens", (4, 2), 0, 32)
+    yield sample("many_tokens", (2, 1), 4099, 32, batch=(1,), large=True)
+    for layout in (transposed, stepped, row_slice, misaligned):
+        yield sample(layout.__name__, (3, 2), 17, 64, layout=layout)
+
+
+def raw(name: str) -> Callable[[Make, int, int], list[RawCall]]:
+    """Tokens first; tables of both widths and dtypes, by halves and interleaved, with positions, the adjoint."""
+
+    def calls(make: Make, rows: int, n: int) -> list[RawCall]:
+        rotary = n // 2 * 2
+        found: list[RawCall] = []
+        for half, interleaved, looked_up, adjoint in (
+            (False, False, False, False),
+            (True, True, False, True),
+            (False, True, True, False),
+            (True, False, True, True),
+        ):
+            dtype = make.parameter_dtype if half else make.dtype
+            q, k = make(rows, 3, n), make(rows, 2, n)
+            tables = [make(7 if looked_up else rows, rotary // 2 if half else rotary, dtype=dtype) for _ in range(2)]
+            positions = make.integers(rows, below=7) if looked_up else None
+            options = (positions, rotary, interleaved, -3)
+            shared: tuple[int, ...] = (2, 3) if looked_up else ()
+            if name == "rope":
+                found.append(RawCall("rope", (q, k, *tables, *options, adjoint), shared, row_outputs=(0, 1)))
+                continue
+            weights = [make(n, dtype=dtype) for _ in range(2)]
+            shared = (2, 3, 4, 5) if looked_up else (2, 3)
+            args: tuple[Any, ...] = (q, k, *weights, *tables, *options, 1e-3, 0.5 if half else 0.0)
+            found.append(RawCall(name, args, shared, row_outputs=(0, 1)))
+            shared = tuple(k + 2 for k in shared)
+            args = (make(rows, 3, n), make(rows, 2, n), *args, not adjoint)
+            found.append(RawCall(f"{name}_backward", args, shared, row_outputs=(0, 1)))
+        return found
+
+    return calls
+
+
+def problem(weights: bool) -> Callable[..., tuple[Any, ...]]:
+    """``make, tokens, dim`` or ``make, tokens, heads of q, dim``; k has 8 heads, or as many as q if these are fewer."""
+
+    def arguments(make: Make, tokens: int, heads: int, dim: int | None = None) -> tuple[Any, ...]:
+        heads, dim = (4, heads) if dim is None else (heads, dim)
+        batch = tokens if tokens <= 64 else 4 if tokens % 4 == 0 and tokens >= 16384 else 1
+        seq = tokens // batch
+        # As projections give them: the tokens one behind the other.
+        q, k = (make(batch, seq, count, dim).transpose(1, 2) for count in (heads, min(heads, 8)))
+        tables = (make(seq, dim // 2 * 2, dtype=make.parameter_dtype) for _ in range(2))
+        affine = (make(dim), make(dim)) if weights else ()
+        return q, k, *affine, *tables, *((1e-6,) if weights else ())
+
+    return arguments
