@@ -5,13 +5,7 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-constexpr int kHeadsEach = 4, kBackwardHeadsEach = 2;
-constexpr int kBlocksEach = 2;  // of a multiprocessor
-
-// Pairs of a lane: of the half types two vectors of 8 bytes, because with 16 a lane has too few registers.
-constexpr int pairs_of(int64_t size) { return size == 8 ? 2 : 4; }
-template <class T>
-constexpr int kPairs = pairs_of(sizeof(T));
+constexpr int kMostHeads = 8;  // of a team
 
 __device__ inline float reciprocal_root(float x) { return 1 / sqrtf(x); }
 __device__ inline double reciprocal_root(double x) { return 1 / sqrt(x); }
@@ -22,7 +16,7 @@ __device__ inline A team_sum(A x, int lanes) {
   return x;
 }
 
-// weight + offset at a turn's numbers; 1 where there is no weight.
+// weight + offset at the two vectors of a turn; 1 where there is no weight.
 template <bool Aligned, class T, int W, class A>
 __device__ inline void load_weight(const QkNormRope& p, int tensor, const Place<W>& place, A (&a)[W], A (&b)[W]) {
   const void* weight = p.weight[tensor];
@@ -42,101 +36,107 @@ __device__ inline void load_weight(const QkNormRope& p, int tensor, const Place<
   }
 }
 
-// The tables' numbers times the weights: what is behind the rotary part is turned by nothing.
+// The tables' numbers of a turn, and the weight's. What is behind the rotary part is turned by nothing.
 template <bool Aligned, class T, int W>
-__device__ inline Angles<W, accumulate_t<T>> weighted_angles(const QkNormRope& p, int tensor, int64_t row,
-                                                             const Place<W>& place) {
+struct Factors {
   using A = accumulate_t<T>;
-  A first[W], second[W];
-  load_weight<Aligned, T>(p, tensor, place, first, second);
   Angles<W, A> angles;
-  if (place.rotates) {
-    angles = angles_of<Aligned, T, W, A>(p.rotation, row, place, false);
-    part(place.interleaved, first, second);
-  }
-#pragma unroll
-  for (int k = 0; k < W; ++k) {
-    angles.first[k] = place.rotates ? angles.first[k] * first[k] : first[k];
-    angles.first_sine[k] = place.rotates ? angles.first_sine[k] * second[k] : A(0);
-    angles.second[k] = place.rotates ? angles.second[k] * second[k] : second[k];
-    angles.second_sine[k] = place.rotates ? angles.second_sine[k] * first[k] : A(0);
-  }
-  return angles;
-}
+  A first[W], second[W];
 
-// The two vectors of a turn; of a lane without one, or of a head that is not there, 0.
-template <class T, int W>
-struct Two {
-  Vector<T, W> a, b;
+  __device__ void load(const QkNormRope& p, int tensor, int64_t row, const Place<W>& place, bool transposed) {
+    load_weight<Aligned, T>(p, tensor, place, first, second);
+    if (place.rotates)
+      angles = angles_of<Aligned, T, W, A>(p.rotation, row, place, transposed);
+    else
+      angles.leave();
+  }
 };
-template <bool Aligned, class T, int W>
-__device__ inline Two<T, W> load_two(const T* head, bool live, const Place<W>& place) {
-  Two<T, W> v = {};
-  if (!live) return v;
-  v.a = load_narrow<Aligned, W>(head + place.first, place.first_count);
-  if (!Aligned || place.second_count > 0) v.b = load_narrow<Aligned, W>(head + place.second, place.second_count);
-  return v;
-}
 
+// All lanes of a warp stay until its sums are done: those of a team without a task, and those without a turn, have no heads.
 template <class T, bool Aligned>
-__global__ void __launch_bounds__(kRopeThreads, kBlocksEach)
+__global__ void __launch_bounds__(kRopeThreads, kBlocksEach<T>)
     forward_kernel(const __grid_constant__ QkNormRope p, const __grid_constant__ RopeTasks tasks) {
   using A = accumulate_t<T>;
-  constexpr int W = kPairs<T>;
+  constexpr int W = kPairs<T>, N = kHeadsAtOnce;
   wait_for_earlier_kernels();
   let_next_kernel_start();
   const int lane = threadIdx.x % tasks.lanes;
-  const int64_t count = tasks.tokens * (tasks.groups[0] + tasks.groups[1]);
+  const int64_t all = tasks.tokens * (tasks.groups[0] + tasks.groups[1]);
   const int64_t own = static_cast<int64_t>(blockIdx.x) * (kRopeThreads / tasks.lanes) + threadIdx.x / tasks.lanes;
-  const bool there = own < count;  // the others' lanes are needed for the sums of their warp
-  const RopeTask task = task_of(p, tasks, there ? own : count - 1);
-  const Heads &from = p.input[task.tensor], &to = p.output[task.tensor];
-  const auto head = [&](int k) { return task.first + k * task.step; };
-  const auto live = [&](int k) { return there && head(k) < from.heads; };
-
-  Two<T, W> x[kHeadsEach] = {};
-  A squares[kHeadsEach] = {};
-  for (int turn = lane; turn < tasks.all_turns; turn += tasks.lanes) {
-    const Place<W> place(p.rotation, tasks, turn);
-#pragma unroll
-    for (int k = 0; k < kHeadsEach; ++k)
-      x[k] = load_two<Aligned>(head_of<const T>(from, task, head(k)), live(k), place);
-#pragma unroll
-    for (int k = 0; k < kHeadsEach; ++k) {
-      A a[W], b[W], terms[W];
-      device::widen(x[k].a, a);
-      device::widen(x[k].b, b);
-#pragma unroll
-      for (int j = 0; j < W; ++j) terms[j] = fma(a[j], a[j], b[j] * b[j]);
-      squares[k] += device::tree_sum(terms);
-    }
-  }
-  A rstd[kHeadsEach];
-#pragma unroll
-  for (int k = 0; k < kHeadsEach; ++k)
-    rstd[k] = reciprocal_root(team_sum(squares[k], tasks.lanes) / A(p.rotation.dim) + A(p.eps));
-
+  const RopeTask task = task_of(p, tasks, own < all ? own : all - 1);
+  const int heads = static_cast<int>(p.input[task.tensor].heads);
+  const int count = own < all ? (heads - task.first + task.step - 1) / task.step : 0;
+  const TeamHeads<const T> from(p.input[task.tensor], task);
+  const TeamHeads<T> to(p.output[task.tensor], task);
   const int64_t row = table_row(p.rotation, task.batch, task.seq);
-  for (int turn = lane; turn < tasks.all_turns; turn += tasks.lanes) {
-    const Place<W> place(p.rotation, tasks, turn);
-    const Angles<W, A> angles = weighted_angles<Aligned, T>(p, task.tensor, row, place);
+  const bool once = tasks.all_turns <= tasks.lanes, interleaved = p.rotation.interleaved;
+  const A each = 1 / A(p.rotation.dim), eps = A(p.eps);
+
+  Angles<W, A> angles;
+  const auto load_angles = [&](const Place<W>& place) {
+    Factors<Aligned, T, W> factors;
+    factors.load(p, task.tensor, row, place, false);
+    angles = factors.angles;
+    angles.multiply(interleaved, factors.first, factors.second);
+  };
+  const auto add_squares = [](const Two<T, W>& x, A& sum) {
+    A a[W], b[W], terms[W];
+    device::widen(x.a, a);
+    device::widen(x.b, b);
 #pragma unroll
-    for (int k = 0; k < kHeadsEach; ++k) {
-      if (!live(k)) break;
-      if (tasks.all_turns > tasks.lanes) x[k] = load_two<Aligned>(head_of<const T>(from, task, head(k)), true, place);
-      A a[W], b[W];
-      device::widen(x[k].a, a);
-      device::widen(x[k].b, b);
-      part(place.interleaved, a, b);
-      angles.rotate(a, b);
+    for (int j = 0; j < W; ++j) terms[j] = fma(a[j], a[j], b[j] * b[j]);
+    sum += device::tree_sum(terms);
+  };
+  const auto write = [&](const Two<T, W>& x, A rstd, T* head, const Place<W>& place) {
+    A a[W], b[W];
+    device::widen(x.a, a);
+    device::widen(x.b, b);
+    angles.rotate(interleaved, a, b);
 #pragma unroll
-      for (int j = 0; j < W; ++j) {
-        a[j] *= rstd[k];
-        b[j] *= rstd[k];
-      }
-      join(place.interleaved, a, b);
-      store_turn<Aligned>(head_of<T>(to, task, head(k)), place, a, b);
+    for (int j = 0; j < W; ++j) {
+      a[j] *= rstd;
+      b[j] *= rstd;
     }
+    store_turn<Aligned>(head, place, a, b);
+  };
+
+  const Place<W> own_place(p.rotation, tasks, lane);
+  const bool own_turn = lane < tasks.all_turns;
+  Two<T, W> x[N];
+#pragma unroll
+  for (int k = 0; k < N; ++k) x[k] = load_two<Aligned>(from[k], own_turn && k < count, own_place);
+  if (once && own_turn) load_angles(own_place);
+#pragma unroll 1
+  for (int first = 0; first < tasks.heads_each; first += N) {
+    Two<T, W> next[N];
+    A squares[N] = {}, rstd[N];
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      next[k] = load_two<Aligned>(from[first + N + k], own_turn && first + N + k < count, own_place);
+      add_squares(x[k], squares[k]);
+    }
+    for (int turn = lane + tasks.lanes; turn < tasks.all_turns; turn += tasks.lanes) {
+      const Place<W> place(p.rotation, tasks, turn);
+#pragma unroll
+      for (int k = 0; k < N; ++k) add_squares(load_two<Aligned>(from[first + k], first + k < count, place), squares[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < N; ++k) rstd[k] = reciprocal_root(fma(team_sum(squares[k], tasks.lanes), each, eps));
+    if (once) {
+#pragma unroll
+      for (int k = 0; k < N; ++k)
+        if (own_turn && first + k < count) write(x[k], rstd[k], to[first + k], own_place);
+    } else {
+      for (int turn = lane; turn < tasks.all_turns; turn += tasks.lanes) {
+        const Place<W> place(p.rotation, tasks, turn);
+        load_angles(place);
+#pragma unroll
+        for (int k = 0; k < N; ++k)
+          if (first + k < count) write(load_two<Aligned>(from[first + k], true, place), rstd[k], to[first + k], place);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < N; ++k) x[k] = next[k];
   }
 }
 
@@ -145,12 +145,13 @@ struct BackwardTasks : RopeTasks {
   int blocks[2];
 };
 
-// A block goes through the tasks of one tensor; what it finds for a weight's gradient is in shared memory, a place for each team.
+// A block goes through the tasks of one tensor. What it finds for the gradient of the weight is in shared memory, a place for each
+// thread and number.
 template <class T, bool Aligned>
-__global__ void __launch_bounds__(kRopeThreads, kBlocksEach)
+__global__ void __launch_bounds__(kRopeThreads, 2)
     backward_kernel(const __grid_constant__ QkNormRopeBackward p, const __grid_constant__ BackwardTasks tasks) {
   using A = accumulate_t<T>;
-  constexpr int W = kPairs<T>;
+  constexpr int W = kPairs<T>, N = kHeadsAtOnce;
   extern __shared__ double shared[];
   wait_for_earlier_kernels();
   let_next_kernel_start();
@@ -158,115 +159,129 @@ __global__ void __launch_bounds__(kRopeThreads, kBlocksEach)
   const int threads = blockDim.x, teams = threads / tasks.lanes;
   const int lane = threadIdx.x % tasks.lanes, team = threadIdx.x / tasks.lanes;
   const int tensor = blockIdx.x >= static_cast<unsigned>(tasks.blocks[0]);
-  const int block = blockIdx.x - (tensor ? tasks.blocks[0] : 0);
-  const bool adds = p.partial[tensor] != nullptr;
-  const int turns = static_cast<int>((tasks.all_turns + tasks.lanes - 1) / tasks.lanes);
+  const int block = blockIdx.x - (tensor ? tasks.blocks[0] : 0), groups = tasks.groups[tensor];
+  const int heads = static_cast<int>(p.input[tensor].heads);
+  const bool adds = p.partial[tensor] != nullptr, once = tasks.all_turns <= tasks.lanes;
+  const bool interleaved = p.rotation.interleaved;
+  const int turns = (tasks.all_turns + tasks.lanes - 1) / tasks.lanes;
   if (adds)
-    for (int k = threadIdx.x; k < turns * 2 * W * threads; k += threads) sums[k] = 0;
-  __syncthreads();
+    for (int k = 0; k < turns * 2 * W; ++k) sums[k * threads + threadIdx.x] = 0;
+  const Place<W> own_place(p.rotation, tasks, lane);
+  const bool own_turn = lane < tasks.all_turns;
 
-  const Heads &from = p.input[tensor], &to = p.output[tensor], &grads = p.grad[tensor];
-  const A each = 1 / A(p.rotation.dim);
-  const int64_t count = tasks.tokens * tasks.groups[tensor];
-  const int64_t step = static_cast<int64_t>(tasks.blocks[tensor]) * teams;
+  const A each = 1 / A(p.rotation.dim), eps = A(p.eps);
+  const int64_t all = tasks.tokens * groups, step = static_cast<int64_t>(tasks.blocks[tensor]) * teams;
   // All lanes of a warp go on until none has a task left, because sums need them.
-  for (int64_t base = static_cast<int64_t>(block) * teams; base < count; base += step) {
-    const bool there = base + team < count;
-    RopeTask task;
-    {
-      const int64_t number = there ? base + team : count - 1;
-      const int64_t groups = tasks.groups[tensor];
-      const int64_t slow = device::quotient(number, tasks.tokens_first ? tasks.tokens : groups);
-      const int64_t fast = number - slow * (tasks.tokens_first ? tasks.tokens : groups);
-      const int64_t token = tasks.tokens_first ? fast : slow;
-      task.tensor = tensor;
-      task.batch = device::quotient(token, p.rotation.seq);
-      task.seq = token - task.batch * p.rotation.seq;
-      task.first = tasks.tokens_first ? slow : fast;
-      task.step = groups;
-    }
-    const auto head = [&](int k) { return task.first + k * task.step; };
-    const auto live = [&](int k) { return there && head(k) < from.heads; };
+  for (int64_t base = static_cast<int64_t>(block) * teams; base < all; base += step) {
+    const int64_t number = min(base + team, all - 1), token = device::quotient(number, groups);
+    const RopeTask task =
+        task_of(p, tasks, token, static_cast<int>(number - token * groups) + (tensor ? tasks.groups[0] : 0));
+    const int count = base + team < all ? (heads - task.first + task.step - 1) / task.step : 0;
+    const TeamHeads<const T> from(p.input[tensor], task), grads(p.grad[tensor], task);
+    const TeamHeads<T> to(p.output[tensor], task);
     const int64_t row = table_row(p.rotation, task.batch, task.seq);
 
-    Two<T, W> x[kBackwardHeadsEach] = {}, g[kBackwardHeadsEach] = {};
-    A squares[kBackwardHeadsEach] = {}, products[kBackwardHeadsEach] = {};
-    A first[W], second[W];
-    Angles<W, A> angles;
-    const auto prepare = [&](const Place<W>& place) {
-      load_weight<Aligned, T>(p, tensor, place, first, second);
-      if (place.rotates) {
-        angles = angles_of<Aligned, T, W, A>(p.rotation, row, place, true);
-        part(place.interleaved, first, second);
+    Factors<Aligned, T, W> by;
+    A of_a[W] = {}, of_b[W] = {};  // for the gradient of the weight
+    // x and the gradient turned back.
+    const auto widen = [&](const Two<T, W>& x, const Two<T, W>& g, A(&a)[W], A(&b)[W], A(&u)[W], A(&v)[W]) {
+      device::widen(x.a, a);
+      device::widen(x.b, b);
+      device::widen(g.a, u);
+      device::widen(g.b, v);
+      by.angles.rotate(interleaved, u, v);
+    };
+    const auto add_sums = [&](const Two<T, W>& x, const Two<T, W>& g, A& squares, A& products) {
+      A a[W], b[W], u[W], v[W], s[W], t[W];
+      widen(x, g, a, b, u, v);
+#pragma unroll
+      for (int j = 0; j < W; ++j) {
+        s[j] = fma(a[j], a[j], b[j] * b[j]);
+        t[j] = fma(u[j] * by.first[j], a[j], v[j] * by.second[j] * b[j]);
+      }
+      squares += device::tree_sum(s);
+      products += device::tree_sum(t);
+    };
+    const auto write = [&](const Two<T, W>& x, const Two<T, W>& g, A rstd, A mean, T* head, const Place<W>& place) {
+      A a[W], b[W], u[W], v[W];
+      widen(x, g, a, b, u, v);
+#pragma unroll
+      for (int j = 0; j < W; ++j) {
+        const A h = a[j] * rstd, i = b[j] * rstd;
+        of_a[j] = fma(u[j], h, of_a[j]);
+        of_b[j] = fma(v[j], i, of_b[j]);
+        a[j] = rstd * fma(-h, mean, u[j] * by.first[j]);
+        b[j] = rstd * fma(-i, mean, v[j] * by.second[j]);
+      }
+      store_turn<Aligned>(head, place, a, b);
+    };
+    const auto add_weights = [&](int turn) {
+      A* const own = sums + turn * 2 * W * threads + threadIdx.x;
+#pragma unroll
+      for (int j = 0; j < W; ++j) {
+        own[2 * j * threads] += of_a[j];
+        own[(2 * j + 1) * threads] += of_b[j];
+        of_a[j] = of_b[j] = 0;
       }
     };
-    // x and the gradient turned back, in pairs.
-    const auto widen = [&](const Place<W>& place, int k, A(&a)[W], A(&b)[W], A(&u)[W], A(&v)[W]) {
-      device::widen(x[k].a, a);
-      device::widen(x[k].b, b);
-      device::widen(g[k].a, u);
-      device::widen(g[k].b, v);
-      if (place.rotates) {
-        part(place.interleaved, a, b);
-        part(place.interleaved, u, v);
-        angles.rotate(u, v);
+
+    Two<T, W> x[N], g[N];
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      x[k] = load_two<Aligned>(from[k], own_turn && k < count, own_place);
+      g[k] = load_two<Aligned>(grads[k], own_turn && k < count, own_place);
+    }
+    if (own_turn) by.load(p, tensor, row, own_place, true);
+#pragma unroll 1
+    for (int first = 0; first < tasks.heads_each; first += N) {
+      Two<T, W> next_x[N], next_g[N];
+      A squares[N] = {}, products[N] = {}, rstd[N], mean[N];
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        const bool live = own_turn && first + N + k < count;
+        next_x[k] = load_two<Aligned>(from[first + N + k], live, own_place);
+        next_g[k] = load_two<Aligned>(grads[first + N + k], live, own_place);
+        if (own_turn) add_sums(x[k], g[k], squares[k], products[k]);
       }
-    };
-    for (int turn = lane; turn < tasks.all_turns; turn += tasks.lanes) {
-      const Place<W> place(p.rotation, tasks, turn);
+      if (!once) {
+        for (int turn = lane + tasks.lanes; turn < tasks.all_turns; turn += tasks.lanes) {
+          const Place<W> place(p.rotation, tasks, turn);
+          by.load(p, tensor, row, place, true);
 #pragma unroll
-      for (int k = 0; k < kBackwardHeadsEach; ++k) {
-        x[k] = load_two<Aligned>(head_of<const T>(from, task, head(k)), live(k), place);
-        g[k] = load_two<Aligned>(head_of<const T>(grads, task, head(k)), live(k), place);
-      }
-      prepare(place);
-#pragma unroll
-      for (int k = 0; k < kBackwardHeadsEach; ++k) {
-        A a[W], b[W], u[W], v[W], s[W], t[W];
-        widen(place, k, a, b, u, v);
-#pragma unroll
-        for (int j = 0; j < W; ++j) {
-          s[j] = fma(a[j], a[j], b[j] * b[j]);
-          t[j] = fma(u[j] * first[j], a[j], v[j] * second[j] * b[j]);
+          for (int k = 0; k < N; ++k)
+            add_sums(load_two<Aligned>(from[first + k], first + k < count, place),
+                     load_two<Aligned>(grads[first + k], first + k < count, place), squares[k], products[k]);
         }
-        squares[k] += device::tree_sum(s);
-        products[k] += live(k) ? device::tree_sum(t) : A(0);
+      }
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        rstd[k] = reciprocal_root(fma(team_sum(squares[k], tasks.lanes), each, eps));
+        mean[k] = team_sum(products[k], tasks.lanes) * each * rstd[k];  // of g·w·h
+      }
+      if (once) {
+#pragma unroll
+        for (int k = 0; k < N; ++k)
+          if (own_turn && first + k < count) write(x[k], g[k], rstd[k], mean[k], to[first + k], own_place);
+      } else {
+        for (int turn = lane, number = 0; turn < tasks.all_turns; turn += tasks.lanes, ++number) {
+          const Place<W> place(p.rotation, tasks, turn);
+          by.load(p, tensor, row, place, true);
+#pragma unroll
+          for (int k = 0; k < N; ++k)
+            if (first + k < count)
+              write(load_two<Aligned>(from[first + k], true, place), load_two<Aligned>(grads[first + k], true, place),
+                    rstd[k], mean[k], to[first + k], place);
+          if (adds) add_weights(number);
+        }
+        by.load(p, tensor, row, own_place, true);
+      }
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        x[k] = next_x[k];
+        g[k] = next_g[k];
       }
     }
-    A rstd[kBackwardHeadsEach], mean[kBackwardHeadsEach];
-#pragma unroll
-    for (int k = 0; k < kBackwardHeadsEach; ++k) {
-      rstd[k] = reciprocal_root(team_sum(squares[k], tasks.lanes) * each + A(p.eps));
-      mean[k] = team_sum(products[k], tasks.lanes) * each * rstd[k];  // of g·w·h
-    }
-    int place_of_turn = 0;
-    for (int turn = lane; turn < tasks.all_turns; turn += tasks.lanes, ++place_of_turn) {
-      const Place<W> place(p.rotation, tasks, turn);
-      if (turns > 1) prepare(place);
-#pragma unroll
-      for (int k = 0; k < kBackwardHeadsEach; ++k) {
-        if (!live(k)) break;
-        if (turns > 1) {
-          x[k] = load_two<Aligned>(head_of<const T>(from, task, head(k)), true, place);
-          g[k] = load_two<Aligned>(head_of<const T>(grads, task, head(k)), true, place);
-        }
-        A a[W], b[W], u[W], v[W];
-        widen(place, k, a, b, u, v);
-#pragma unroll
-        for (int j = 0; j < W; ++j) {
-          const A h = a[j] * rstd[k], i = b[j] * rstd[k];
-          if (adds) {
-            A* const own = sums + (place_of_turn * 2 * W + 2 * j) * threads + threadIdx.x;
-            own[0] = fma(u[j], h, own[0]);
-            own[threads] = fma(v[j], i, own[threads]);
-          }
-          a[j] = rstd[k] * fma(-h, mean[k], u[j] * first[j]);
-          b[j] = rstd[k] * fma(-i, mean[k], v[j] * second[j]);
-        }
-        if (place.rotates) join(place.interleaved, a, b);
-        store_turn<Aligned>(head_of<T>(to, task, head(k)), place, a, b);
-      }
-    }
+    if (once && adds && own_turn) add_weights(0);
   }
   if (!adds) return;
   __syncthreads();
@@ -275,34 +290,38 @@ __global__ void __launch_bounds__(kRopeThreads, kBlocksEach)
   for (int d = threadIdx.x; d < p.rotation.dim; d += threads) {
     const int rotary = static_cast<int>(p.rotation.rotary), half = rotary / 2;
     int turn, j, second;
-    if (d >= rotary) {
-      turn = tasks.rotary_turns + (d - rotary) / (2 * W);
-      second = (d - rotary) / W % 2;
-      j = (d - rotary) % W;
+    if (d < rotary && !interleaved) {
+      turn = d % half / W;
+      second = d / half;
+      j = d % half % W;
     } else {
-      const int pair = p.rotation.interleaved ? d / 2 : d % half;
-      second = p.rotation.interleaved ? d % 2 : d / half;
-      turn = pair / W;
-      j = pair % W;
+      const int at = d < rotary ? d : d - rotary;
+      turn = at / (2 * W) + (d < rotary ? 0 : tasks.rotary_turns);
+      second = at / W % 2;
+      j = at % W;
     }
-    const A* own = sums + (turn / tasks.lanes * 2 * W + 2 * j + second) * threads + turn % tasks.lanes;
+    const A* at = sums + (turn / tasks.lanes * 2 * W + 2 * j + second) * threads + turn % tasks.lanes;
     A sum = 0;
-    for (int k = 0; k < teams; ++k) sum += own[k * tasks.lanes];
+    for (int k = 0; k < teams; ++k) sum += at[k * tasks.lanes];
     partial[d] = sum;
   }
 }
 
-// Threads of a block: what they find fits in 48 KB of shared memory.
-int backward_threads(const Rope& p, const RopeTasks& tasks) {
-  const int64_t W = pairs_of(size_of(p.dtype)), size = size_of(accumulate_type(p.dtype));
-  int threads = kRopeThreads;
-  while (threads > tasks.lanes && ceil_div(tasks.all_turns, tasks.lanes) * 2 * W * size * threads > 48 * 1024)
-    threads /= 2;
-  return std::max(threads, 32);
+int64_t shared_bytes(const Rope& p, const RopeTasks& tasks, int threads) {
+  const int64_t size = size_of(accumulate_type(p.dtype));
+  return ceil_div(tasks.all_turns, tasks.lanes) * 2 * pairs_of(size_of(p.dtype)) * size * threads;
 }
 
+// Threads of a block: what they find has room in shared memory.
+int backward_threads(const Rope& p, const RopeTasks& tasks) {
+  int threads = kRopeThreads;
+  while (threads > 32 && shared_bytes(p, tasks, threads) > 48 * 1024) threads /= 2;
+  return threads;
+}
+
+// In the order of the tokens, whatever lies where: the order of the weights' sums depends on it.
 BackwardTasks backward_tasks(const QkNormRopeBackward& p) {
-  BackwardTasks tasks{rope_tasks(p, kBackwardHeadsEach, pairs_of(size_of(p.dtype))), {}};
+  BackwardTasks tasks{rope_tasks(p, kMostHeads), {}};
   const int64_t at_once = 2 * multiprocessors(), groups = tasks.groups[0] + tasks.groups[1];
   const int64_t teams = backward_threads(p, tasks) / tasks.lanes;
   for (int k = 0; k < p.tensors; ++k) {
@@ -312,15 +331,16 @@ BackwardTasks backward_tasks(const QkNormRopeBackward& p) {
   return tasks;
 }
 
+bool weights_are_aligned(const QkNormRope& p) { return aligned16(p.weight[0]) && aligned16(p.weight[1]); }
+
 }  // namespace
 
 int qk_norm_rope(const QkNormRope& p, void* stream) {
-  const RopeTasks tasks = rope_tasks(p, kHeadsEach, pairs_of(size_of(p.dtype)));
+  const RopeTasks tasks = rope_tasks(p, kMostHeads);
   const int64_t teams = tasks.tokens * (tasks.groups[0] + tasks.groups[1]);
   const auto blocks = static_cast<unsigned>(ceil_div(teams, kRopeThreads / tasks.lanes));
   const auto config = launch_config(blocks, kRopeThreads, static_cast<cudaStream_t>(stream));
-  const bool aligned =
-      rope_is_aligned(p, pairs_of(size_of(p.dtype))) && aligned16(p.weight[0]) && aligned16(p.weight[1]);
+  const bool aligned = rope_is_aligned(p) && weights_are_aligned(p);
   return dispatch(p.dtype, [&](auto t) -> int {
     using T = typename decltype(t)::type;
     return aligned ? launch_kernel(&forward_kernel<T, true>, config, p, tasks)
@@ -336,13 +356,10 @@ void qk_norm_rope_chunks(const QkNormRopeBackward& p, int64_t* chunks) {
 int qk_norm_rope_backward(const QkNormRopeBackward& p, void* stream) {
   const BackwardTasks tasks = backward_tasks(p);
   const int threads = backward_threads(p, tasks);
-  const int64_t W = pairs_of(size_of(p.dtype)), size = size_of(accumulate_type(p.dtype));
-  const bool adds = p.partial[0] || p.partial[1];
-  const size_t shared = adds ? ceil_div(tasks.all_turns, tasks.lanes) * 2 * W * size * threads : 0;
+  const size_t shared = p.partial[0] || p.partial[1] ? shared_bytes(p, tasks, threads) : 0;
   const auto config = launch_config(static_cast<unsigned>(tasks.blocks[0] + tasks.blocks[1]), threads,
                                     static_cast<cudaStream_t>(stream), shared);
-  const bool aligned = rope_is_aligned(p, pairs_of(size_of(p.dtype)), p.grad, p.tensors) && aligned16(p.weight[0]) &&
-                       aligned16(p.weight[1]);
+  const bool aligned = rope_is_aligned(p, p.grad, p.tensors) && weights_are_aligned(p);
   return dispatch(p.dtype, [&](auto t) -> int {
     using T = typename decltype(t)::type;
     return aligned ? launch_kernel(&backward_kernel<T, true>, config, p, tasks)

@@ -4,50 +4,51 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-constexpr int kHeadsEach = 4;
-
-template <class T>
-constexpr int kPairs = 16 / sizeof(T);  // of a lane: two vectors of 16 bytes
+constexpr int kMostHeads =
+    4;  // of a team: of eight, whose memory is far apart where tokens are neighbours, it is slower
 
 template <class T, bool Aligned>
-__global__ void __launch_bounds__(kRopeThreads)
+__global__ void __launch_bounds__(kRopeThreads, kBlocksEach<T>)
     rope_kernel(const __grid_constant__ Rope p, const __grid_constant__ RopeTasks tasks) {
   using A = accumulate_t<T>;
-  constexpr int W = kPairs<T>;
+  constexpr int W = kPairs<T>, N = kHeadsAtOnce;
   wait_for_earlier_kernels();
   let_next_kernel_start();
   const int lane = threadIdx.x % tasks.lanes;
   const int64_t number = static_cast<int64_t>(blockIdx.x) * (kRopeThreads / tasks.lanes) + threadIdx.x / tasks.lanes;
   if (number >= tasks.tokens * (tasks.groups[0] + tasks.groups[1])) return;
   const RopeTask task = task_of(p, tasks, number);
-  const Heads &from = p.input[task.tensor], &to = p.output[task.tensor];
+  const int heads = static_cast<int>(p.input[task.tensor].heads);
+  const int count = (heads - task.first + task.step - 1) / task.step;
+  const TeamHeads<const T> from(p.input[task.tensor], task);
+  const TeamHeads<T> to(p.output[task.tensor], task);
   const int64_t row = table_row(p.rotation, task.batch, task.seq);
   for (int turn = lane; turn < tasks.all_turns; turn += tasks.lanes) {
     const Place<W> place(p.rotation, tasks, turn);
-    Vector<T, W> a[kHeadsEach], b[kHeadsEach];
+    Two<T, W> x[N];
 #pragma unroll
-    for (int k = 0; k < kHeadsEach; ++k) {
-      const int64_t head = task.first + k * task.step;
-      if (head >= from.heads) break;
-      const T* x = head_of<const T>(from, task, head);
-      a[k] = load_narrow<Aligned, W>(x + place.first, place.first_count);
-      if (!Aligned || place.second_count > 0) b[k] = load_narrow<Aligned, W>(x + place.second, place.second_count);
-    }
+    for (int k = 0; k < N; ++k) x[k] = load_two<Aligned>(from[k], k < count, place);
     Angles<W, A> angles;
-    if (place.rotates) angles = angles_of<Aligned, T, W, A>(p.rotation, row, place, p.rotation.adjoint);
+    if (place.rotates)
+      angles = angles_of<Aligned, T, W, A>(p.rotation, row, place, p.rotation.adjoint);
+    else
+      angles.leave();
+#pragma unroll 1
+    for (int first = 0; first < count; first += N) {
+      Two<T, W> next[N];
 #pragma unroll
-    for (int k = 0; k < kHeadsEach; ++k) {
-      const int64_t head = task.first + k * task.step;
-      if (head >= from.heads) break;
-      A x[W], y[W];
-      device::widen(a[k], x);
-      device::widen(b[k], y);
-      if (place.rotates) {
-        part(place.interleaved, x, y);
-        angles.rotate(x, y);
-        join(place.interleaved, x, y);
+      for (int k = 0; k < N; ++k) next[k] = load_two<Aligned>(from[first + N + k], first + N + k < count, place);
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        if (first + k >= count) break;
+        A a[W], b[W];
+        device::widen(x[k].a, a);
+        device::widen(x[k].b, b);
+        if (place.rotates) angles.rotate(p.rotation.interleaved, a, b);
+        store_turn<Aligned>(to[first + k], place, a, b);
       }
-      store_turn<Aligned>(head_of<T>(to, task, head), place, x, y);
+#pragma unroll
+      for (int k = 0; k < N; ++k) x[k] = next[k];
     }
   }
 }
@@ -55,12 +56,11 @@ __global__ void __launch_bounds__(kRopeThreads)
 }  // namespace
 
 int rope(const Rope& p, void* stream) {
-  const int64_t pairs = 16 / size_of(p.dtype);
-  const RopeTasks tasks = rope_tasks(p, kHeadsEach, pairs);
+  const RopeTasks tasks = rope_tasks(p, kMostHeads);
   const int64_t teams = tasks.tokens * (tasks.groups[0] + tasks.groups[1]);
   const auto blocks = static_cast<unsigned>(ceil_div(teams, kRopeThreads / tasks.lanes));
   const auto config = launch_config(blocks, kRopeThreads, static_cast<cudaStream_t>(stream));
-  const bool aligned = rope_is_aligned(p, pairs);
+  const bool aligned = rope_is_aligned(p);
   return dispatch(p.dtype, [&](auto t) -> int {
     using T = typename decltype(t)::type;
     return aligned ? launch_kernel(&rope_kernel<T, true>, config, p, tasks)

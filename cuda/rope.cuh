@@ -1,6 +1,7 @@
 #pragma once
-// The body of rope's kernels and of qk_norm_rope's: a team of lanes has a few heads of one token, so that the tables are read once
-// for all of them. A lane has W pairs of each head, or behind the rotary part 2·W numbers; heads with more go in turns.
+// The body of rope's kernels and of qk_norm_rope's: a team of lanes has some heads of one token, one after another, so that the
+// tables are read and a place is found once for all of them. A lane has W pairs of each head, or behind the rotary part 2·W numbers;
+// heads with more go in turns.
 #include "dependent.cuh"
 #include "device/math.cuh"
 #include "device/vector.cuh"
@@ -13,11 +14,17 @@ using device::Vector;
 
 constexpr int kRopeThreads = 256;
 
+// Pairs of a lane, which has two vectors of a head: 8 bytes of the half types, because with 16 too few lanes have room.
+constexpr int pairs_of(int64_t size) { return size == 8 ? 2 : 4; }
+template <class T>
+constexpr int kPairs = pairs_of(sizeof(T));
+
 struct RopeTasks {
   int lanes;          // of a team, a power of two up to a warp
   int rotary_turns;   // lanes that have pairs, the first of all
   int all_turns;      // and those behind them
   int groups[2];      // of heads
+  int heads_each;     // of a group, at most
   bool tokens_first;  // neighbouring teams have neighbouring tokens, else groups of one token
   int64_t tokens;
 };
@@ -58,11 +65,10 @@ __device__ inline void load_either(const void* p, int64_t at, int count, bool is
 // Where the two vectors of a turn lie in a head: pairs by halves or side by side, or behind the rotary part.
 template <int W>
 struct Place {
-  bool rotates, interleaved;
+  bool rotates;
   int first, second, first_count, second_count;  // offsets and how many numbers there are
 
   __device__ Place(const Rotation& r, const RopeTasks& tasks, int turn) : rotates(turn < tasks.rotary_turns) {
-    interleaved = rotates && r.interleaved;
     const int half = static_cast<int>(r.rotary) / 2, dim = static_cast<int>(r.dim);
     const int begin = rotates ? (r.interleaved ? 2 * W * turn : W * turn)
                               : static_cast<int>(r.rotary) + 2 * W * (turn - tasks.rotary_turns);
@@ -74,49 +80,83 @@ struct Place {
   }
 };
 
-// From two vectors as they lie to the first and the second numbers of pairs, and back.
-template <int W, class A>
-__device__ inline void part(bool interleaved, A (&a)[W], A (&b)[W]) {
-  if (!interleaved) return;
-  A x[W], y[W];
-#pragma unroll
-  for (int k = 0; k < W; ++k) {
-    x[k] = 2 * k < W ? a[2 * k % W] : b[2 * k % W];
-    y[k] = 2 * k + 1 < W ? a[(2 * k + 1) % W] : b[(2 * k + 1) % W];
-  }
-#pragma unroll
-  for (int k = 0; k < W; ++k) {
-    a[k] = x[k];
-    b[k] = y[k];
-  }
-}
-template <int W, class A>
-__device__ inline void join(bool interleaved, A (&a)[W], A (&b)[W]) {
-  if (!interleaved) return;
-  A x[W], y[W];
-#pragma unroll
-  for (int k = 0; k < W; ++k) {
-    x[k] = k % 2 == 0 ? a[k / 2] : b[k / 2];
-    y[k] = (W + k) % 2 == 0 ? a[(W + k) / 2] : b[(W + k) / 2];
-  }
-#pragma unroll
-  for (int k = 0; k < W; ++k) {
-    a[k] = x[k];
-    b[k] = y[k];
-  }
-}
-
-// The tables' numbers of a turn: y1 = x1·first - x2·first_sine, y2 = x2·second + x1·second_sine.
+// The tables' numbers of a turn, where the heads' numbers lie that they are for.
 template <int W, class A>
 struct Angles {
-  A first[W], first_sine[W], second[W], second_sine[W];
+  A cos_a[W], sin_a[W], cos_b[W], sin_b[W];
 
-  __device__ void rotate(A (&a)[W], A (&b)[W]) const {
+  // The number of a pair that is beside j.
+  static __device__ constexpr int beside(int j) { return j ^ 1; }
+
+  // Each number times its cosine, and its partner's times the sine: -sin of the first of a pair, sin of the second.
+  __device__ void rotate(bool interleaved, A (&a)[W], A (&b)[W]) const {
+    if (interleaved) {
+      sides(a, cos_a, sin_a);
+      sides(b, cos_b, sin_b);
+    } else {
 #pragma unroll
-    for (int k = 0; k < W; ++k) {
-      const A x = a[k], y = b[k];
-      a[k] = fma(-y, first_sine[k], x * first[k]);
-      b[k] = fma(x, second_sine[k], y * second[k]);
+      for (int j = 0; j < W; ++j) {
+        const A x = a[j], y = b[j];
+        a[j] = fma(-y, sin_a[j], x * cos_a[j]);
+        b[j] = fma(x, sin_b[j], y * cos_b[j]);
+      }
+    }
+  }
+  static __device__ void sides(A (&a)[W], const A (&cos)[W], const A (&sin)[W]) {
+#pragma unroll
+    for (int j = 0; j < W; j += 2) {
+      const A x = a[j], y = a[j + 1];
+      a[j] = fma(-y, sin[j], x * cos[j]);
+      a[j + 1] = fma(x, sin[j + 1], y * cos[j + 1]);
+    }
+  }
+
+  // The transpose takes the partner's sine, and its negative.
+  __device__ void transpose(bool interleaved) {
+#pragma unroll
+    for (int j = 0; j < W; ++j) {
+      if (!interleaved) {
+        const A sine = sin_a[j];
+        sin_a[j] = -sin_b[j];
+        sin_b[j] = -sine;
+      } else if (j % 2 == 0) {
+        const A of_a = sin_a[j], of_b = sin_b[j];
+        sin_a[j] = -sin_a[j + 1];
+        sin_a[j + 1] = -of_a;
+        sin_b[j] = -sin_b[j + 1];
+        sin_b[j + 1] = -of_b;
+      }
+    }
+  }
+
+  // Those of numbers that are multiplied by a weight first.
+  __device__ void multiply(bool interleaved, const A (&weight_a)[W], const A (&weight_b)[W]) {
+#pragma unroll
+    for (int j = 0; j < W; ++j) {
+      cos_a[j] *= weight_a[j];
+      cos_b[j] *= weight_b[j];
+    }
+    if (interleaved) {
+#pragma unroll
+      for (int j = 0; j < W; ++j) {
+        sin_a[j] *= weight_a[beside(j)];
+        sin_b[j] *= weight_b[beside(j)];
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < W; ++j) {
+        sin_a[j] *= weight_b[j];
+        sin_b[j] *= weight_a[j];
+      }
+    }
+  }
+
+  // What is behind the rotary part.
+  __device__ void leave() {
+#pragma unroll
+    for (int j = 0; j < W; ++j) {
+      cos_a[j] = cos_b[j] = 1;
+      sin_a[j] = sin_b[j] = 0;
     }
   }
 };
@@ -130,93 +170,106 @@ __device__ inline int64_t table_row(const Rotation& r, int64_t batch, int64_t se
   return position < 0 || position >= r.table_rows ? -1 : position * r.table_row_stride;
 }
 
+// Of half as many numbers of a table each is for both of a pair.
 template <bool Aligned, class T, int W, class A>
-__device__ inline Angles<W, A> angles_of(const Rotation& r, int64_t row, const Place<W>& place, bool adjoint) {
+__device__ inline void load_table(const Rotation& r, const void* table, int64_t row, const Place<W>& place, A (&a)[W],
+                                  A (&b)[W]) {
+  const bool f32 = r.table == DType::f32;
+  if (r.full) {
+    load_either<Aligned, W, T>(table, row + place.first, place.first_count, f32, a);
+    load_either<Aligned, W, T>(table, row + place.second, place.second_count, f32, b);
+  } else if (!r.interleaved) {
+    load_either<Aligned, W, T>(table, row + place.first, place.first_count, f32, a);
+#pragma unroll
+    for (int j = 0; j < W; ++j) b[j] = a[j];
+  } else {
+    A each[W];
+    load_either<Aligned, W, T>(table, row + place.first / 2, (place.first_count + place.second_count) / 2, f32, each);
+#pragma unroll
+    for (int j = 0; j < W; ++j) {
+      a[j] = each[j / 2];
+      b[j] = each[(W + j) / 2];
+    }
+  }
+}
+
+template <bool Aligned, class T, int W, class A>
+__device__ inline Angles<W, A> angles_of(const Rotation& r, int64_t row, const Place<W>& place, bool transposed) {
   Angles<W, A> angles;
   if (row < 0) {
 #pragma unroll
-    for (int k = 0; k < W; ++k)
-      angles.first[k] = angles.first_sine[k] = angles.second[k] = angles.second_sine[k] = A(NAN);
+    for (int j = 0; j < W; ++j) angles.cos_a[j] = angles.sin_a[j] = angles.cos_b[j] = angles.sin_b[j] = A(NAN);
     return angles;
   }
-  const bool f32 = r.table == DType::f32;
-  if (r.full) {
-    load_either<Aligned, W, T>(r.cos, row + place.first, place.first_count, f32, angles.first);
-    load_either<Aligned, W, T>(r.cos, row + place.second, place.second_count, f32, angles.second);
-    load_either<Aligned, W, T>(r.sin, row + place.first, place.first_count, f32, angles.first_sine);
-    load_either<Aligned, W, T>(r.sin, row + place.second, place.second_count, f32, angles.second_sine);
-    part(place.interleaved, angles.first, angles.second);
-    part(place.interleaved, angles.first_sine, angles.second_sine);
-  } else {
-    const int begin = place.interleaved ? place.first / 2 : place.first;
-    const int count = place.interleaved ? (place.first_count + place.second_count) / 2 : place.first_count;
-    load_either<Aligned, W, T>(r.cos, row + begin, count, f32, angles.first);
-    load_either<Aligned, W, T>(r.sin, row + begin, count, f32, angles.first_sine);
-#pragma unroll
-    for (int k = 0; k < W; ++k) {
-      angles.second[k] = angles.first[k];
-      angles.second_sine[k] = angles.first_sine[k];
-    }
-  }
-  if (adjoint) {
-#pragma unroll
-    for (int k = 0; k < W; ++k) {
-      const A sine = angles.first_sine[k];
-      angles.first_sine[k] = -angles.second_sine[k];
-      angles.second_sine[k] = -sine;
-    }
-  }
+  load_table<Aligned, T>(r, r.cos, row, place, angles.cos_a, angles.cos_b);
+  load_table<Aligned, T>(r, r.sin, row, place, angles.sin_a, angles.sin_b);
+  if (transposed) angles.transpose(r.interleaved);
   return angles;
 }
 
-// A team's token and its heads [first, last), every `step`-th, of one of the tensors.
+// A team's token and its heads first, first + step, ... of one of the tensors, at most heads_each of them.
 struct RopeTask {
   int tensor;
   int64_t batch, seq;
-  int64_t first, step;
+  int first, step;
 };
-__device__ inline RopeTask task_of(const Rope& p, const RopeTasks& tasks, int64_t number) {
-  const int groups = tasks.groups[0] + tasks.groups[1];
-  int64_t token, group;
-  if (tasks.tokens_first) {
-    group = device::quotient(number, tasks.tokens);
-    token = number - group * tasks.tokens;
-  } else {
-    token = device::quotient(number, groups);
-    group = number - token * groups;
-  }
+__device__ inline RopeTask task_of(const Rope& p, const RopeTasks& tasks, int64_t token, int group) {
   RopeTask task;
   task.tensor = group >= tasks.groups[0];
-  if (task.tensor) group -= tasks.groups[0];
-  task.batch = device::quotient(token, p.rotation.seq);
-  task.seq = token - task.batch * p.rotation.seq;
-  task.first = group;
+  task.first = task.tensor ? group - tasks.groups[0] : group;
   task.step = tasks.groups[task.tensor];
+  task.batch = p.rotation.batch == 1 ? 0 : device::quotient(token, p.rotation.seq);
+  task.seq = token - task.batch * p.rotation.seq;
   return task;
 }
-
-template <class T>
-__device__ inline T* head_of(const Heads& heads, const RopeTask& task, int64_t head) {
-  return static_cast<T*>(heads.data) + task.batch * heads.batch_stride + task.seq * heads.seq_stride +
-         head * heads.head_stride;
-}
-
-// The heads of a turn, one after another in registers: load, f(k-th head, first, second), store.
-template <bool Aligned, class T, int W, class A>
-__device__ inline void load_turn(const T* head, const Place<W>& place, A (&a)[W], A (&b)[W]) {
-  device::load<Aligned, W>(head + place.first, place.first_count, a);
-  if (Aligned && place.second_count == 0) {
-#pragma unroll
-    for (int k = 0; k < W; ++k) b[k] = 0;
-  } else {
-    device::load<Aligned, W>(head + place.second, place.second_count, b);
+__device__ inline RopeTask task_of(const Rope& p, const RopeTasks& tasks, int64_t number) {
+  const int groups = tasks.groups[0] + tasks.groups[1];
+  if (tasks.tokens_first) {
+    const int64_t group = device::quotient(number, tasks.tokens);
+    return task_of(p, tasks, number - group * tasks.tokens, static_cast<int>(group));
   }
+  const int64_t token = device::quotient(number, groups);
+  return task_of(p, tasks, token, static_cast<int>(number - token * groups));
 }
+
+// A team's heads in memory: the first and the distance of the next.
+template <class T>
+struct TeamHeads {
+  T* first;
+  int64_t distance;
+
+  __device__ TeamHeads(const Heads& heads, const RopeTask& task)
+      : first(static_cast<T*>(heads.data) + task.batch * heads.batch_stride + task.seq * heads.seq_stride +
+              task.first * heads.head_stride),
+        distance(task.step * heads.head_stride) {}
+  __device__ T* operator[](int k) const { return first + k * distance; }
+};
+
 template <bool Aligned, class T, int W, class A>
 __device__ inline void store_turn(T* head, const Place<W>& place, const A (&a)[W], const A (&b)[W]) {
   device::store<Aligned, W>(head + place.first, place.first_count, a);
   if (!Aligned || place.second_count > 0) device::store<Aligned, W>(head + place.second, place.second_count, b);
 }
+
+// The two vectors of a turn; 0 where there are none.
+template <class T, int W>
+struct Two {
+  Vector<T, W> a, b;
+};
+template <bool Aligned, class T, int W>
+__device__ inline Two<T, W> load_two(const T* head, bool live, const Place<W>& place) {
+  Two<T, W> v = {};
+  if (!live) return v;
+  v.a = load_narrow<Aligned, W>(head + place.first, place.first_count);
+  if (!Aligned || place.second_count > 0) v.b = load_narrow<Aligned, W>(head + place.second, place.second_count);
+  return v;
+}
+
+constexpr int kHeadsAtOnce = 2;  // of a team
+
+// Blocks of a multiprocessor, at least: what is on its way hides how long it takes.
+template <class T>
+constexpr int kBlocksEach = sizeof(T) == 2 ? 3 : 2;
 
 // ---- host --------------------------------------------------------------------------------------------------------
 
@@ -224,9 +277,10 @@ inline bool heads_are_vectors(const Heads& h, int64_t W) {
   return aligned16(h.data) && h.batch_stride % W == 0 && h.seq_stride % W == 0 && h.head_stride % W == 0;
 }
 
-// Whether each turn is whole aligned vectors of W numbers, in the heads and in the tables.
-inline bool rope_is_aligned(const Rope& p, int64_t W, const Heads* more = nullptr, int count = 0) {
+// Whether each turn is whole aligned vectors, in the heads and in the tables.
+inline bool rope_is_aligned(const Rope& p, const Heads* more = nullptr, int count = 0) {
   const Rotation& r = p.rotation;
+  const int64_t W = pairs_of(size_of(p.dtype));
   const int64_t table = size_of(r.table);
   bool aligned = r.rotary / 2 % W == 0 && (r.dim - r.rotary) % W == 0 && aligned16(r.cos) && aligned16(r.sin) &&
                  r.table_batch_stride * table % 16 == 0 && r.table_row_stride * table % 16 == 0;
@@ -235,15 +289,25 @@ inline bool rope_is_aligned(const Rope& p, int64_t W, const Heads* more = nullpt
   return aligned;
 }
 
-// heads_each: how many heads a team has. W: pairs of a lane.
-inline RopeTasks rope_tasks(const Rope& p, int heads_each, int64_t W) {
+// Heads of a team: as many as leave the card busy, because finding a token's place and its angles takes as long as some heads.
+inline int heads_of_team(const Rope& p, int lanes, int most) {
+  constexpr int kThreadsEach = 2048;  // of a multiprocessor
+  const int64_t heads = p.input[0].heads + p.input[1].heads, tokens = p.rotation.batch * p.rotation.seq;
+  int each = most;
+  while (each > 1 && tokens * ceil_div(heads, each) * lanes < int64_t{kThreadsEach} * multiprocessors()) each /= 2;
+  return each;
+}
+
+inline RopeTasks rope_tasks(const Rope& p, int most_heads) {
   const Rotation& r = p.rotation;
+  const int64_t W = pairs_of(size_of(p.dtype));
   RopeTasks tasks{};
   tasks.rotary_turns = static_cast<int>(ceil_div(r.rotary / 2, W));
   tasks.all_turns = tasks.rotary_turns + static_cast<int>(ceil_div(r.dim - r.rotary, 2 * W));
   tasks.lanes = 1;
   while (tasks.lanes < 32 && tasks.lanes < tasks.all_turns) tasks.lanes *= 2;
-  for (int k = 0; k < p.tensors; ++k) tasks.groups[k] = static_cast<int>(ceil_div(p.input[k].heads, heads_each));
+  tasks.heads_each = heads_of_team(p, tasks.lanes, most_heads);
+  for (int k = 0; k < p.tensors; ++k) tasks.groups[k] = static_cast<int>(ceil_div(p.input[k].heads, tasks.heads_each));
   const Heads& first = p.input[0];
   tasks.tokens_first = first.heads > 1 && first.seq_stride < first.head_stride;
   tasks.tokens = r.batch * r.seq;

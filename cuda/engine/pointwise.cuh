@@ -178,10 +178,16 @@ __device__ inline accumulate_t<T> pointwise_row_vector(T* const (&row)[Outputs +
   return sum;
 }
 
+// Blocks of a multiprocessor, at least: what is on its way hides how long it takes.
+template <class T, int Operands>
+constexpr int kRowBlocksEach = sizeof(T) == 8 ? 2
+                               : Operands > 4 ? 4
+                                              : 5;
+
 // Chunks one behind the other, of as many rows as a block has room for. Of rows that are added up a block has one, its teams every
 // so many chunks: which thread has an element, and with it the order of the sum, depends on n alone.
 template <class T, int V, int Outputs, int Inputs, class F>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kRowBlocksEach<T, Outputs + Inputs>)
     pointwise_rows(const __grid_constant__ Strided<T, Outputs + Inputs> p, const __grid_constant__ RowChunks c, F f) {
   using A = accumulate_t<T>;
   wait_for_earlier_kernels();

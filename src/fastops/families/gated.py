@@ -176,11 +176,11 @@ def gated_operator(unit: Unit, reference: Callable[..., Tensor], backward_refere
 
 def _empty_gradients(first: Tensor, *given: Any) -> Three:
     second, row_scale, needs_scale = given[0], given[_ROW_SCALE - 1], given[-1]
-    nothing = first.new_empty(0)
+    computed = torch.float32 if first.element_size() == 2 else first.dtype
     return (
         _empty_like(first, row_scale),
-        nothing if second is None else _empty_like(second, row_scale),
-        row_scale.new_empty(row_scale.shape) if needs_scale else wide(nothing),
+        first.new_empty(0) if second is None else _empty_like(second, row_scale),
+        row_scale.new_empty(row_scale.shape) if needs_scale else first.new_empty(0, dtype=computed),
     )
 
 
