@@ -17,6 +17,7 @@ PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[tuple[int, 
     "square": (fastops.square, torch.square, ((5, 8),)),
     "relu": (fastops.relu, F.relu, ((5, 8),)),
     "sigmoid": (fastops.sigmoid, torch.sigmoid, ((5, 8),)),
+    "glu": (fastops.glu, F.glu, ((5, 8),)),
     "linear": (fastops.linear, F.linear, ((5, 8), (3, 8), (3,))),
     "linear_gelu": (
         lambda x, w, b: fastops.linear(x, w, b, "gelu"),

@@ -64,6 +64,8 @@ PAIRS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..
     "square": (fastops.square, torch.square, lambda x, y, z: (x,)),
     "axpby": (fastops.axpby, torch.add, lambda x, y, z: (x, y)),
     "axpby, broadcast first": (fastops.axpby, torch.add, lambda x, y, z: (y, x)),
+    "swiglu": (fastops.swiglu, torch.add, lambda x, y, z: (z, x.expand(z.shape))),
+    "glu": (lambda x, z: fastops.glu(x, gate=z), torch.add, lambda x, y, z: (x.expand(z.shape), z)),
     "kit, one": (affine, torch.sigmoid, lambda x, y, z: (x,)),
     "kit, two": (product, torch.add, lambda x, y, z: (x, y)),
     "kit, three": (fused, torch.addcmul, lambda x, y, z: (x, y, z)),

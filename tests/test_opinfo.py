@@ -15,6 +15,7 @@ from fastops.cases.inputs import HALVES
 
 OURS: dict[str, Callable[..., Any]] = {
     "nn.functional.cross_entropy": fastops.cross_entropy,
+    "nn.functional.glu": fastops.glu,
     "nn.functional.layer_norm": fastops.layer_norm,
     "nn.functional.linear": fastops.linear,
     "nn.functional.relu": fastops.relu,

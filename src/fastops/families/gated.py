@@ -107,7 +107,7 @@ def _of_rows(scale: Tensor, rows: Tensor) -> Tensor:
 def check(unit: Unit, first: Tensor, second: Tensor | None, dim: int, interleaved: bool, row_scale: Any) -> None:
     """What the C++ host checks, for where it is not asked: the plain composition, meta tensors, tracing."""
     name, shape = unit.name, list(first.shape)
-    from_the_end(name, dim, first.dim(), unit.first)
+    dim = from_the_end(name, dim, first.dim(), unit.first) + (len(shape) or 1)
     for what, tensor in ((unit.first, first), ("row_scale", row_scale)):
         if tensor is not None and not tensor.is_floating_point():
             raise RuntimeError(f"[{name}] {what} must be floating point, got {tensor.dtype}")
@@ -116,16 +116,15 @@ def check(unit: Unit, first: Tensor, second: Tensor | None, dim: int, interleave
             raise RuntimeError(
                 f"[{name}] {unit.first} must have an even size along dim {dim} without {unit.second}, got shape {shape}"
             )
-    elif list(second.shape) != shape or second.dtype != first.dtype:
-        raise RuntimeError(
-            f"[{name}] {unit.second} must have {unit.first}'s shape {shape} and dtype {first.dtype}, "
-            f"got {list(second.shape)} and {second.dtype}"
-        )
+    elif second.dtype != first.dtype:
+        raise RuntimeError(f"[{name}] {unit.second} must have {unit.first}'s dtype {first.dtype}, got {second.dtype}")
+    elif list(second.shape) != shape:
+        raise RuntimeError(f"[{name}] {unit.second} must have {unit.first}'s shape {shape}, got {list(second.shape)}")
     elif interleaved:
         raise RuntimeError(f"[{name}] interleaved must be False with {unit.second}, got True")
     if row_scale is None:
         return
-    if not shape or dim not in (-1, len(shape) - 1) or interleaved:
+    if dim != len(shape) - 1 or interleaved:
         by_turns = ", interleaved" if interleaved else ""
         raise RuntimeError(
             f"[{name}] row_scale needs halves along the last dimension, got dim {dim} of {shape}{by_turns}"
@@ -219,6 +218,8 @@ def gated_arguments(
         dim = from_the_end(name, dim, first.dim(), unit.first)
     if type(interleaved) is not bool:
         raise type_error(name, "interleaved", "a bool", interleaved)
+    if not first.dim() and (second is None or row_scale is not None):  # under vmap a batch would be its dimension
+        check(unit, first, second, dim, interleaved, row_scale)
     if limit is not None or type(offset) is not float:
         check_numbers(name, limit=limit, offset=offset)
         if limit is not None and not limit >= 0:

@@ -21,7 +21,13 @@ def _cdf(gate: Tensor) -> Tensor:
     return 0.5 * torch.erfc(gate * -math.sqrt(0.5))
 
 
+def _bounded(gate: Tensor) -> Tensor:
+    """Where its powers are finite: that of a large gate would be NaN times the 0 that is left of the distribution."""
+    return gate.clamp(-1000.0, 1000.0)
+
+
 def _twice(gate: Tensor) -> Tensor:
+    gate = _bounded(gate)
     return math.sqrt(8 / math.pi) * (gate + 0.044715 * gate**3)
 
 
@@ -29,7 +35,7 @@ def _slope(gate: Tensor, approximate: str) -> Tensor:
     if approximate == "tanh":
         z = _twice(gate)
         s = torch.sigmoid(z)
-        return s + gate * s * torch.sigmoid(-z) * (math.sqrt(8 / math.pi) * (1 + 3 * 0.044715 * gate**2))
+        return s + gate * s * torch.sigmoid(-z) * (math.sqrt(8 / math.pi) * (1 + 3 * 0.044715 * _bounded(gate) ** 2))
     return _cdf(gate) + gate * torch.exp(-0.5 * gate**2) * (1 / math.sqrt(2 * math.pi))
 
 
