@@ -41,6 +41,8 @@ PAIRS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
         lambda x: fastops.log_softmax(x, -1, scale=2.0),
         lambda x: torch.log_softmax(2 * x, -1),
     ),
+    "swiglu of one": (lambda x: fastops.swiglu(x), lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1]),
+    "geglu of two": (lambda x: fastops.geglu(x, x.sin()), lambda x: F.gelu(x) * x.sin()),
     "linear": (lambda x: fastops.linear(x, M), lambda x: F.linear(x, M)),
     "linear with relu": (lambda x: fastops.linear(x, M, M[:, 0], "relu"), lambda x: F.relu(F.linear(x, M, M[:, 0]))),
     "linear with gelu": (lambda x: fastops.linear(x, M, None, "gelu"), lambda x: F.gelu(F.linear(x, M))),

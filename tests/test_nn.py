@@ -6,12 +6,14 @@ import copy
 import inspect
 import math
 import pickle
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -55,6 +57,43 @@ class Sequence(torch.nn.Sequential):
 
     def forward(self, input: Tensor) -> Tensor:
         return self.activation(torch.nn.functional.linear(input, self.weight, self.bias))
+
+
+class Halves(torch.nn.Module):
+    """A gated linear unit of one tensor by torch's own ops."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, both: Tensor) -> Tensor:
+        gate, up = both.chunk(2, -1)
+        return self.activation(gate) * up
+
+
+class OfGptOss(torch.nn.Module):
+    """Its activation, as Hugging Face's model has it."""
+
+    def forward(self, both: Tensor) -> Tensor:
+        gate, up = both[..., ::2], both[..., 1::2]
+        gate, up = gate.clamp(min=None, max=7.0), up.clamp(min=-7.0, max=7.0)
+        return (up + 1) * (gate * torch.sigmoid(gate * 1.702))
+
+
+class LlamaMLP(torch.nn.Module):
+    """Hugging Face's, but for the config."""
+
+    def __init__(self, act_fn: Callable[[Tensor], Tensor], bias: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.hidden_size, self.intermediate_size = 7, 10
+        self.gate_proj = torch.nn.Linear(self.hidden_size, self.intermediate_size, bias=bias, **options)
+        self.up_proj = torch.nn.Linear(self.hidden_size, self.intermediate_size, bias=bias, **options)
+        self.down_proj = torch.nn.Linear(self.intermediate_size, self.hidden_size, bias=bias, **options)
+        self.act_fn = act_fn
+
+    def forward(self, x: Tensor) -> Tensor:
+        down_proj: Tensor = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        return down_proj
 
 
 def linear_with(name: str) -> Callable[..., torch.nn.Module]:
@@ -109,11 +148,41 @@ CASES = {
     "Sigmoid": Case(lambda **o: nn.Sigmoid(), lambda **o: torch.nn.Sigmoid(), ((4, 6),), parameters=False),
     "Softmax": Case(lambda **o: nn.Softmax(1), lambda **o: torch.nn.Softmax(1), ((4, 6, 3),), parameters=False),
     "LogSoftmax": Case(lambda **o: nn.LogSoftmax(-1), lambda **o: torch.nn.LogSoftmax(-1), ((4, 6),), parameters=False),
+    "SwiGLU": Case(lambda **o: nn.SwiGLU(), lambda **o: Halves(F.silu), ((4, 6),), parameters=False, same_repr=False),
+    "SwiGLU of gpt-oss": Case(
+        lambda **o: nn.SwiGLU(interleaved=True, limit=7, alpha=1.702, offset=1),
+        lambda **o: OfGptOss(),
+        ((4, 6),),
+        parameters=False,
+        same_repr=False,
+    ),
+    "GEGLU": Case(lambda **o: nn.GEGLU(), lambda **o: Halves(F.gelu), ((4, 6),), parameters=False, same_repr=False),
+    "GEGLU by a tanh": Case(
+        lambda **o: nn.GEGLU(approximate="tanh"),
+        lambda **o: Halves(torch.nn.GELU(approximate="tanh")),
+        ((4, 6),),
+        parameters=False,
+        same_repr=False,
+    ),
     "LLTM": Case(lambda **o: nn.LLTM(4, 3, **o), lambda **o: TutorialLLTM(4, 3, **o), ((5, 4), (5, 3), (5, 3))),
 }
 for _name in ("relu", "sigmoid", "gelu", "gelu_tanh", "silu"):
     CASES[f"Linear and {_name}"] = Case(
         lambda _name=_name, **o: nn.Linear(7, 5, activation=_name, **o), linear_with(_name), ((3, 7),), same_repr=False
+    )
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+    "geglu_tanh": torch.nn.GELU(approximate="tanh"),
+    "reglu": F.relu,
+    "glu": torch.sigmoid,
+}
+for _name, _act in ACTIVATIONS.items():
+    CASES[f"GatedMLP with {_name}"] = Case(
+        lambda _name=_name, **o: nn.GatedMLP(7, 10, _name, _name == "geglu", **o),
+        lambda _name=_name, _act=_act, **o: LlamaMLP(_act, _name == "geglu", **o),
+        ((2, 3, 7),),
+        same_repr=False,
     )
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 with_parameters = {name: case for name, case in CASES.items() if case.parameters}
@@ -174,6 +243,10 @@ def test_repr_names_the_activation() -> None:
     assert repr(nn.Linear(7, 5, activation="gelu")) == expected
     assert repr(nn.LLTM(4, 3)) == "LLTM(4, 3)"
     assert repr(nn.Softmax(1, scale=0.5)) == "Softmax(dim=1, scale=0.5)"
+    assert repr(nn.SwiGLU()) == "SwiGLU(dim=-1)"
+    assert repr(nn.SwiGLU(0, limit=7, offset=1)) == "SwiGLU(dim=0, limit=7.0, offset=1.0)"
+    assert repr(nn.GEGLU(approximate="tanh", interleaved=True)) == "GEGLU(dim=-1, approximate='tanh', interleaved=True)"
+    assert repr(nn.GatedMLP(7, 10, alpha=1.702)).startswith("GatedMLP(\n  activation='swiglu', alpha=1.702\n")
 
 
 @each_case_with_parameters
@@ -266,7 +339,13 @@ def test_compile_without_graph_break(case: Case) -> None:
 def test_modules_are_torchs() -> None:
     for name in nn.__all__:
         assert issubclass(getattr(nn, name), getattr(torch.nn, name, torch.nn.Module)), name
-    assert [name for name in nn.__all__ if not hasattr(torch.nn, name)] == ["LLTM", "RotaryEmbedding"]
+    assert [name for name in nn.__all__ if not hasattr(torch.nn, name)] == [
+        "GEGLU",
+        "LLTM",
+        "GatedMLP",
+        "RotaryEmbedding",
+        "SwiGLU",
+    ]
 
 
 def test_arguments_by_position_are_torchs() -> None:
@@ -276,6 +355,39 @@ def test_arguments_by_position_are_torchs() -> None:
     assert norm.bias is None
     rms = nn.RMSNorm(9, 1e-3, True, None, F64)
     assert (rms.eps, rms.weight.dtype) == (1e-3, F64)
+
+
+@pytest.mark.parametrize("options", [{}, {"limit": 0.5, "offset": 1.0}, {"dim": 0}, {"dim": 0, "interleaved": True}])
+@pytest.mark.parametrize("name", ["SwiGLU", "GEGLU"])
+def test_modules_of_gated_units(name: str, options: dict[str, Any], device: torch.device) -> None:
+    """The function's bits, of one tensor and of two, and scripted its values."""
+    module, function = getattr(nn, name)(**options), getattr(fastops, name.lower())
+    x, y = torch.randn(6, 8, device=device), torch.randn(6, 8, device=device)
+    assert torch.equal(module(x), function(x, **options))
+    inputs: list[tuple[Tensor, ...]] = [(x,)]
+    if not options.get("interleaved"):
+        assert torch.equal(module(x, y), function(x, y, **options))
+        assert torch.equal(module(x, up=y.double()), function(x, y.double(), **options))
+        inputs += [(x, y), (x, y.double()), (x.bfloat16(), y.half())]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.script(module)
+    for args in [*inputs, (x.bfloat16(),)]:
+        torch.testing.assert_close(scripted(*args), module(*args))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_bounds_of_a_gated_mlp(activation: str, device: torch.device) -> None:
+    """Of gate and up between the layers."""
+    options: dict[str, Any] = {"limit": 0.5, "offset": 1.0}
+    alpha = 1.702 if activation == "swiglu" else 1.0
+    mlp = made(nn.GatedMLP, hidden=7, intermediate=10, activation=activation, device=device, alpha=alpha, **options)
+    x = torch.randn(5, 7, dtype=F64, device=device, requires_grad=True)
+    gate, up = mlp.gate_proj(x).clamp(max=0.5), mlp.up_proj(x).clamp(-0.5, 0.5) + 1
+    act = (lambda g: g * torch.sigmoid(alpha * g)) if activation == "swiglu" else ACTIVATIONS[activation]
+    y, expected = mlp(x), mlp.down_proj(act(gate) * up)
+    assert_same((y,), (expected,))
+    assert_same(gradients(mlp, (x,), (y,)), gradients(mlp, (x,), (expected,)))
 
 
 def test_lltm_starts_from_zeros_without_a_state() -> None:
@@ -302,6 +414,17 @@ def test_lltm_is_initialised_uniformly_within_its_bound() -> None:
         ),
         (lambda: nn.Softmax(None), r"\[Softmax\] dim must be an integer, got NoneType"),
         (lambda: nn.LogSoftmax(None), r"\[LogSoftmax\] dim must be an integer, got NoneType"),
+        (lambda: nn.SwiGLU(limit=-1.0), r"\[SwiGLU\] limit must be at least 0 or None, got -1.0"),
+        (lambda: nn.SwiGLU(alpha="1"), r"\[SwiGLU\] alpha must be a number, got str"),
+        (lambda: nn.GEGLU(approximate="erf"), r"\[GEGLU\] approximate must be 'none' or 'tanh', got 'erf'"),
+        (
+            lambda: nn.GatedMLP(2, 2, "silu"),
+            r"\[GatedMLP\] activation must be one of swiglu, geglu, geglu_tanh, reglu, glu, got 'silu'",
+        ),
+        (
+            lambda: nn.GatedMLP(2, 2, "geglu", alpha=1.702),
+            r"\[GatedMLP\] alpha must be 1.0 for activation 'geglu', got 1.702",
+        ),
     ],
 )
 def test_arguments_refused(make: Callable[[], Any], message: str) -> None:

@@ -19,6 +19,12 @@ from fastops import kit, nn
 X = torch.randn(3, 8)
 
 MODULES: dict[str, Callable[[], torch.nn.Module]] = {
+    "GatedMLP": lambda: nn.GatedMLP(8, 6),
+    "GatedMLP with geglu_tanh": lambda: nn.GatedMLP(8, 6, "geglu_tanh", True, limit=1.0, offset=1.0),
+    "GatedMLP with glu": lambda: nn.GatedMLP(8, 6, "glu"),
+    "GatedMLP with reglu": lambda: nn.GatedMLP(8, 6, "reglu"),
+    "GEGLU": nn.GEGLU,
+    "GEGLU by turns": lambda: nn.GEGLU(interleaved=True, approximate="tanh", limit=1.0),
     "LayerNorm": lambda: nn.LayerNorm(8),
     "LayerNorm without parameters": lambda: nn.LayerNorm(8, elementwise_affine=False),
     "LayerNorm with an offset": lambda: nn.LayerNorm(8, weight_offset=1.0),
@@ -37,6 +43,8 @@ MODULES: dict[str, Callable[[], torch.nn.Module]] = {
     "Sigmoid": nn.Sigmoid,
     "Softmax": lambda: nn.Softmax(dim=-1),
     "Softmax of the first dimension with a scale": lambda: nn.Softmax(0, scale=0.5),
+    "SwiGLU": nn.SwiGLU,
+    "SwiGLU of gpt-oss": lambda: nn.SwiGLU(1, interleaved=True, limit=7.0, alpha=1.702, offset=1.0),
 }
 
 
@@ -59,8 +67,10 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "axpby of a constant": lambda x, w: fastops.axpby(torch.ones(8), w),
     "cross_entropy": lambda x, w: fastops.cross_entropy(x * w, x[:, 0].long() * 0 + 3),
     "cross_entropy with a softcap": lambda x, w: fastops.cross_entropy(x * w, x[:, 0].long() * 0 + 3, softcap=2.0),
+    "glu": lambda x, w: fastops.glu(x * w, gate=x, limit=1.0, row_scale=w[:3]),
     "log_prob": lambda x, w: fastops.log_prob(x * w, x[:, 0].long() * 0 + 3),
     "log_softmax": lambda x, w: fastops.log_softmax(x * w, 1, scale=2.0),
+    "reglu": lambda x, w: fastops.reglu(x * w, interleaved=True, row_scale=w[:3]),
     "softmax to another dtype": lambda x, w: fastops.softmax(x * w, -1, torch.float64).float(),
     "square": lambda x, w: fastops.square(x * w),
 }

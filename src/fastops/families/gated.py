@@ -9,9 +9,10 @@ end, where a batch that ``torch.func.vmap`` puts in front does not shift it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .._arguments import check_numbers, check_tensors, type_error
@@ -35,6 +36,7 @@ class Unit(NamedTuple):
     second: str = "up"
     up_first: bool = False  # what is gated comes before the gate
     options: tuple[Any, ...] = ()  # the activation's own, behind the gate: their defaults
+    torchs: Callable[..., Tensor] | None = None  # the same activation by an op of torch's, where it has one
 
     def gate_and_up(self, first: Tensor, second: Tensor | None, dim: int, interleaved: bool) -> tuple[Tensor, Tensor]:
         a, b = (first, second) if second is not None else split(first, dim, interleaved)
@@ -49,6 +51,10 @@ class Unit(NamedTuple):
         if row_scale is not None:
             y = (_of_rows(row_scale, y) * y).contiguous()
         return y.to(first.dtype)
+
+    def native(self, first: Tensor, *given: Any) -> Tensor:
+        """The same for traces, exports and nested tensors, which know torch's own activation best."""
+        return self._replace(value=self.torchs or self.value).composed(first, *given)
 
     def reference(self, first: Tensor, *given: Any) -> Tensor:
         """The same, once the arguments fit."""
@@ -82,9 +88,14 @@ class Unit(NamedTuple):
 
 def split(x: Tensor, dim: int, interleaved: bool) -> tuple[Tensor, Tensor]:
     """The two parts of a tensor that has both."""
+    last = dim
     if interleaved:
-        first, second = x.unflatten(dim, (-1, 2)).unbind(dim if dim < 0 else dim + 1)
-        return first, second
+        x, last = x.unflatten(dim, (-1, 2)), dim if dim < 0 else dim + 1
+    if x.is_nested:  # neither whose narrow nor whose select has a gradient
+        first, second = x.chunk(2, last)
+        return (first.squeeze(last), second.squeeze(last)) if interleaved else (first, second)
+    if interleaved:
+        return x.select(last, 0), x.select(last, 1)
     half = x.size(dim) // 2
     return x.narrow(dim, 0, half), x.narrow(dim, half, half)
 
@@ -169,7 +180,7 @@ def gated_operator(unit: Unit, reference: Callable[..., Tensor], backward_refere
         return tuple(found) if len(found) > 1 else found[0]
 
     return Operator(
-        unit.name, reference, fake, save=save, backward=backward, native=unit.composed, batch=elementwise_batch
+        unit.name, reference, fake, save=save, backward=backward, native=unit.native, batch=elementwise_batch
     )
 
 
@@ -191,6 +202,62 @@ def _laid_out(gradient: Tensor, tensor: Tensor, row_scale: Tensor | None) -> Ten
 def _empty_like(tensor: Tensor, row_scale: Tensor | None) -> Tensor:
     """A gradient of ``tensor``: of rows that have a scale it is contiguous."""
     return tensor.new_empty(tensor.shape) if row_scale is not None else torch.empty_like(tensor)
+
+
+def _check_numbers(name: str, limit: float | None, **numbers: float) -> None:
+    check_numbers(name, limit=limit, **numbers)
+    if limit is not None and not limit >= 0:
+        raise ValueError(f"[{name}] limit must be at least 0 or None, got {limit}")
+
+
+def checked_numbers(name: str, limit: float | None, alpha: float, offset: float) -> tuple[float | None, float, float]:
+    """As a module keeps them: TorchScript tells a float from an integer."""
+    _check_numbers(name, limit, alpha=alpha, offset=offset)
+    return None if limit is None else float(limit), float(alpha), float(offset)
+
+
+def described(module: torch.nn.Module, **defaults: Any) -> str:
+    """What of a module is not the default, for its repr."""
+    given = ((name, getattr(module, name)) for name in defaults)
+    return "".join(f", {name}={value!r}" for name, value in given if value != defaults[name])
+
+
+def by_torch(
+    name: str,
+    gate: Tensor,
+    up: Optional[Tensor],  # noqa: UP045 - TorchScript
+    dim: int,
+    interleaved: bool,
+    limit: Optional[float],  # noqa: UP045
+    alpha: float,
+    offset: float,
+) -> Tensor:
+    """A gated linear unit by torch's own ops, for TorchScript."""
+    if up is None:
+        if interleaved:
+            pairs = gate.movedim(dim, -1).unflatten(-1, [-1, 2])
+            g, u = pairs[..., 0].movedim(-1, dim), pairs[..., 1].movedim(-1, dim)
+        else:
+            g, u = gate.chunk(2, dim)
+    else:
+        g, u = gate, up
+    dtype = torch.result_type(g, u)
+    g, u = g.to(dtype), u.to(dtype)
+    if g.dtype == torch.float16 or g.dtype == torch.bfloat16:
+        g, u = g.float(), u.float()
+    if limit is not None:
+        g, u = g.clamp(max=limit), u.clamp(-limit, limit)
+    if name == "swiglu":
+        a = g * torch.sigmoid(alpha * g)
+    elif name == "geglu":
+        a = F.gelu(g)
+    elif name == "geglu_tanh":
+        a = F.gelu(g, approximate="tanh")
+    elif name == "reglu":
+        a = F.relu(g)
+    else:
+        a = torch.sigmoid(g)
+    return (a * (u + offset)).to(dtype)
 
 
 def gated_arguments(
@@ -221,9 +288,7 @@ def gated_arguments(
     if not first.dim() and (second is None or row_scale is not None):  # under vmap a batch would be its dimension
         check(unit, first, second, dim, interleaved, row_scale)
     if limit is not None or type(offset) is not float:
-        check_numbers(name, limit=limit, offset=offset)
-        if limit is not None and not limit >= 0:
-            raise ValueError(f"[{name}] limit must be at least 0 or None, got {limit}")
+        _check_numbers(name, limit, offset=offset)
     if row_scale is not None:
         check_tensors(name, row_scale=row_scale)
         if interleaved and second is None:  # which no kernel takes beside a row's scale

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
@@ -39,7 +40,11 @@ def _slope(gate: Tensor, approximate: str) -> Tensor:
     return _cdf(gate) + gate * torch.exp(-0.5 * gate**2) * (1 / math.sqrt(2 * math.pi))
 
 
-UNIT = Unit("geglu", _gelu, _slope, options=("none",))
+def _torchs(gate: Tensor, approximate: str) -> Tensor:
+    return F.gelu(gate, approximate=approximate)
+
+
+UNIT = Unit("geglu", _gelu, _slope, options=("none",), torchs=_torchs)
 
 
 def geglu_reference(
@@ -71,6 +76,13 @@ def geglu_backward_reference(
 
 
 _op = gated_operator(UNIT, geglu_reference, geglu_backward_reference)
+
+
+def check_approximate(name: str, approximate: str) -> None:
+    if not isinstance(approximate, str):
+        raise type_error(name, "approximate", "a str", approximate)
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"[{name}] approximate must be 'none' or 'tanh', got '{approximate}'")
 
 
 def geglu(
@@ -116,8 +128,5 @@ def geglu(
             offset=offset,
             row_scale=row_scale,
         )
-    if not isinstance(approximate, str):
-        raise type_error("geglu", "approximate", "a str", approximate)
-    if approximate not in ("none", "tanh"):
-        raise ValueError(f"[geglu] approximate must be 'none' or 'tanh', got '{approximate}'")
+    check_approximate("geglu", approximate)
     return _op.call(*gated_arguments(UNIT, gate, up, dim, interleaved, limit, offset, row_scale, approximate))
