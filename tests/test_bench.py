@@ -34,6 +34,10 @@ BYTES = {
     "relu": (512 + 512, 512 + 16 + 512),
     "sigmoid": (512 + 512, 2 * 512 + 512),
     "axpby": (2 * 512 + 512, 512 + 2 * 512),
+    "swiglu": (2 * 512 + 512, 512 + 2 * 512 + 2 * 512),
+    "geglu": (2 * 512 + 512, 512 + 2 * 512 + 2 * 512),
+    "reglu": (2 * 512 + 512, 512 + 2 * 512 + 2 * 512),
+    "glu": (1024 + 512, 512 + 1024 + 1024),
     "linear": (512 + 1024 + 64 + 512, (512 + 512 + 1024 + 64) + (512 + 1024 + 64)),
     "layer_norm": (512 + 2 * 64 + 512, (512 + 512 + 64) + (512 + 2 * 64)),
     "rms_norm": (512 + 64 + 512, (512 + 512 + 64) + (512 + 64)),
@@ -109,6 +113,20 @@ def test_default_shapes_of_a_head() -> None:
         for device in ("cuda", "cpu"):
             sizes = [problems.default_shapes(case, torch.device(device), quick) for quick in (True, False)]
             quick, full = (max(rows * n for rows, _, n in shapes) for shapes in sizes)
+            assert quick < full
+
+
+def test_default_shapes_of_a_block() -> None:
+    """Of every gated unit, and of no other operator; of fewer numbers for a quick run."""
+    assert {case.name for case in CASES if case.name.endswith("glu")} == set(problems.GATED_UNITS)
+    for op in problems.GATED_UNITS:
+        case = by_name()[op]
+        assert (8192, 14336) in problems.default_shapes(case, torch.device("cuda"), quick=False)
+        assert (1, 14336) in problems.default_shapes(case, torch.device("cuda"), quick=False)
+        assert problems.default_shapes(case, CPU, quick=False) == [(512, 2816), (64, 11008)]
+        for device in ("cuda", "cpu"):
+            sizes = [problems.default_shapes(case, torch.device(device), quick) for quick in (True, False)]
+            quick, full = (sum(rows * n for rows, n in shapes) for shapes in sizes)
             assert quick < full
 
 
@@ -319,6 +337,42 @@ def test_result_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
     assert liger.function(*liger.arguments("x", "w", "target")) == ("x", "w", "target")
 
 
+class Overwriting(torch.autograd.Function):
+    """As Liger's gated units, whose backward writes over what was kept."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        ctx.kept = gate.detach(), up.detach()
+        return torch.nn.functional.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        gate, up = (x.clone().requires_grad_() for x in ctx.kept)
+        with torch.enable_grad():
+            y = torch.nn.functional.silu(gate) * up
+        for x, gradient in zip(ctx.kept, torch.autograd.grad(y, (gate, up), grads), strict=True):
+            x.copy_(gradient)
+        return ctx.kept  # type: ignore[no-any-return]
+
+
+def test_a_peer_that_writes_over_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets copies, which the clock does not see: its first results are right, and the others' inputs stay."""
+    module = SimpleNamespace(LigerSiLUMulFunction=Overwriting)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(importlib, "import_module", lambda name: module)
+    case = by_name()["swiglu"]
+    (inputs,) = problems.make_sets(case, torch.float32, CPU, (4, 8), 1)
+    before = [t.clone() for t in inputs.args]
+    liger = peers.implementation("liger", case, torch.device("cuda"))
+    ours = peers.implementation("fastops", case, CPU)
+    for direction in work.DIRECTIONS:
+        expected = work.results_of(work.call_of(ours, inputs, direction)(), direction)
+        call = work.call_of(liger, inputs, direction)
+        work.check_same(work.results_of(call(), direction), expected, torch.float32)
+        call()
+        assert all(torch.equal(a, b) for a, b in zip(inputs.args, before, strict=True))
+
+
 @pytest.mark.parametrize("library", peers.LIBRARIES.values(), ids=peers.LIBRARIES)
 def test_peers_take_every_argument(library: peers.Library) -> None:
     """The tensors of a problem all arrive, whatever the order; a peer that loses one would do less."""
@@ -327,6 +381,9 @@ def test_peers_take_every_argument(library: peers.Library) -> None:
         __slots__ = ()
 
         def float(self) -> str:
+            return self
+
+        def clone(self) -> str:
             return self
 
     def eps(values: Iterable[Any]) -> list[float]:

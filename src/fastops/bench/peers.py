@@ -53,6 +53,14 @@ class Library:
     entries: dict[str, Entry]
 
 
+def _copies(*args: Any) -> tuple[Any, ...]:
+    """Of tensors that a peer's backward writes over, and which have to serve again.
+
+    Its second backward reads the numbers of the first: those are compared, and all move as many bytes.
+    """
+    return tuple(a.clone() for a in args)
+
+
 # Liger's cross-entropy is left out: its forward writes the gradient over the logits, which have to serve again.
 # Liger's default writes the input gradient over the incoming one, which has to serve again: hence the last False.
 _LIGER = Library(
@@ -80,9 +88,13 @@ _LIGER = Library(
             lambda x, w, target: (x, w, target),
             several=True,
         ),
+        # Both write the gradients over the gate and up that they keep.
+        "swiglu": Entry("liger_kernel.ops.swiglu", "LigerSiLUMulFunction.apply", _copies),
+        "geglu": Entry("liger_kernel.ops.geglu", "LigerGELUMulFunction.apply", _copies),  # gelu's form with a tanh
     },
 )
 
+# Of gated units it has those that end a product alone.
 _QUACK = Library(
     "quack",
     "quack-kernels",
@@ -127,6 +139,7 @@ _FLASH_ATTN = Library(
             "rms_norm_fn",
             lambda x, residual, shape, w, eps: (x, w, None, residual, None, None, None, eps, 0.0, None, True),
         ),
+        "swiglu": Entry("flash_attn.ops.activations", "swiglu", lambda gate, up: (gate, up)),
     },
 )
 

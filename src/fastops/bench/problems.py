@@ -34,6 +34,20 @@ QUICK_HEADS: dict[str, tuple[Shape, ...]] = {
     "cpu": ((128, 128, 2048), (64, 64, 8192)),
 }
 
+# Between the layers of language models' feed-forward blocks: tokens and features, of training and of generation.
+GATED_UNITS = ("swiglu", "geglu", "reglu", "glu")
+BLOCKS: dict[str, tuple[Shape, ...]] = {
+    "cuda": ((8192, 2816), (8192, 11008), (8192, 14336), (1, 14336), (16, 14336), (64, 14336)),
+    "cpu": ((512, 2816), (64, 11008)),
+}
+QUICK_BLOCKS: dict[str, tuple[Shape, ...]] = {"cuda": ((8192, 11008), (16, 14336)), "cpu": ((128, 2816), (16, 11008))}
+
+# Of operators that have their own, all and those of a quick run.
+OF_OPS = {
+    **dict.fromkeys(LINEAR_LOSSES, (HEADS, QUICK_HEADS)),
+    **dict.fromkeys(GATED_UNITS, (BLOCKS, QUICK_BLOCKS)),
+}
+
 LEAST_BYTES = 300_000_000
 MOST_SETS = 256
 
@@ -75,12 +89,12 @@ def check_shapes(case: Case, shapes: Iterable[Shape]) -> None:
 
 
 def default_shapes(case: Case, device: torch.device, quick: bool) -> list[Shape]:
-    """Those of the device's list whose parameters are no larger than the data; a matrix of 131072 squared is no use.
+    """The op's own, or those of the device's list whose parameters are no larger than the data: not 131072 squared.
 
     Where none is: the first one's numbers in more and shorter rows.
     """
-    if case.name in LINEAR_LOSSES:
-        return list((QUICK_HEADS if quick else HEADS)[device.type])
+    if case.name in OF_OPS:
+        return list(OF_OPS[case.name][quick][device.type])
     shapes = (QUICK if quick else SHAPES)[device.type]
     rows, n = shapes[0]
     fitting: list[Shape] = [(rows, n) for rows, n in shapes if _largest(case, (rows, n)) <= rows * n]
