@@ -18,7 +18,6 @@ from torch import Tensor
 from .._arguments import check_numbers, check_tensors, type_error
 from .._operator import Operator, elementwise_batch, wide
 from .._promotion import promoted
-from .layout import laid_out_like
 from .row import as_integer, from_the_end
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -186,17 +185,18 @@ def gated_operator(unit: Unit, reference: Callable[..., Tensor], backward_refere
 
 def _empty_gradients(first: Tensor, *given: Any) -> Three:
     second, row_scale, needs_scale = given[0], given[_ROW_SCALE - 1], given[-1]
-    computed = torch.float32 if first.element_size() == 2 else first.dtype
     return (
         _empty_like(first, row_scale),
         first.new_empty(0) if second is None else _empty_like(second, row_scale),
-        row_scale.new_empty(row_scale.shape) if needs_scale else first.new_empty(0, dtype=computed),
+        row_scale.new_empty(row_scale.shape) if needs_scale else wide(first.new_empty(0)),  # no two results are one
     )
 
 
 def _laid_out(gradient: Tensor, tensor: Tensor, row_scale: Tensor | None) -> Tensor:
-    """With the strides of :func:`_empty_like`."""
-    return gradient.contiguous() if row_scale is not None else laid_out_like(gradient, tensor)
+    """With the strides of :func:`_empty_like`, which the condition's are, and not by a write: vmap allows none."""
+    if row_scale is not None:
+        return gradient.contiguous()
+    return torch.where(torch.ones_like(tensor, dtype=torch.bool), gradient, 0)
 
 
 def _empty_like(tensor: Tensor, row_scale: Tensor | None) -> Tensor:
