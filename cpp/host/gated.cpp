@@ -61,8 +61,25 @@ Scalars scalars_of(const GatedOptions& options) {
 
 void* data_of(const Tensor& tensor) { return const_cast<void*>(tensor.const_data_ptr()); }
 
-// Tensors of more dimensions than kernels take have fewer when they are contiguous.
-Tensor few_dims(const Tensor& tensor) { return tensor.dim() > kMaxDims ? as_contiguous(tensor) : tensor; }
+// Kernels take fewer dimensions, which contiguous tensors have once they are merged.
+bool has_too_many_dims(const Tensor& first, const OptionalTensor& second) {
+  return first.dim() > kMaxDims && !(first.is_contiguous() && (!second || second->is_contiguous()));
+}
+OptionalTensor contiguous(const OptionalTensor& tensor) {
+  return tensor ? OptionalTensor(as_contiguous(*tensor)) : std::nullopt;
+}
+
+// Uninitialised, with an elementwise op's strides.
+Tensor allocate_output(const Tensor& first, const OptionalTensor& second, int64_t dim, bool interleaved) {
+  if (second) return allocate_elementwise({first, *second}, first.sizes());
+  const Parts parts = parts_of(first, dim, interleaved);
+  const View views[] = {{parts.size(), parts.stride()}, {parts.size(), parts.stride()}};
+  std::vector<int64_t> strides(parts.sizes.size());
+  elementwise_strides(views, 2, parts.size(), strides.data());
+  return allocate(parts.size(), Shape(strides.data(), strides.size()), first, *dtype_of(first));
+}
+
+void copy(const Tensor& to, const Tensor& from) { call<Tensor>("aten::copy_", to, from, false); }
 
 // Rows of n at unit strides, as problem/pointwise.h wants rows that have numbers.
 class RowProblem {
@@ -159,28 +176,24 @@ Tensor gated_forward(const GatedNames& names, PointwiseKernels kernels, const Te
                      const OptionalTensor& second, const OptionalTensor& row_scale, const GatedOptions& options) {
   const int64_t dim = check(names, first, second, row_scale, options);
   if (row_scale) return forward_by_rows(names, kernels, first, second, *row_scale, options);
+  Tensor output = allocate_output(first, second, dim, options.interleaved);
+  if (has_too_many_dims(first, second)) {
+    copy(output, gated_forward(names, kernels, as_contiguous(first), contiguous(second), row_scale, options));
+    return output;
+  }
   const DType dtype = *dtype_of(first);
-  const Tensor a = few_dims(first);
-  if (second) {
-    const Tensor b = few_dims(*second);
-    Tensor output = allocate_elementwise({a, b}, a.sizes());
-    const Operand x{data_of(a), a.sizes(), a.strides()}, y{data_of(b), b.sizes(), b.strides()};
+  const auto run = [&](const Operand& x, const Operand& y) {
     const Operand operands[] = {{output.mutable_data_ptr(), output.sizes(), output.strides()},
                                 options.up_first ? y : x,
                                 options.up_first ? x : y};
     run_pointwise(names.op, kernels, first, dtype, operands, 3, scalars_of(options));
-    return output;
+  };
+  if (second) {
+    run({data_of(first), first.sizes(), first.strides()}, {data_of(*second), second->sizes(), second->strides()});
+  } else {
+    const Parts parts = parts_of(first, dim, options.interleaved);
+    run(parts.first(data_of(first)), parts.second(data_of(first), dtype));
   }
-  const Parts parts = parts_of(a, dim, options.interleaved);
-  const View views[] = {{parts.size(), parts.stride()}, {parts.size(), parts.stride()}};
-  std::vector<int64_t> strides(parts.sizes.size());
-  elementwise_strides(views, 2, parts.size(), strides.data());
-  Tensor output = allocate(parts.size(), Shape(strides.data(), strides.size()), first, dtype);
-  const Operand x = parts.first(data_of(a)), y = parts.second(data_of(a), dtype);
-  const Operand operands[] = {{output.mutable_data_ptr(), output.sizes(), output.strides()},
-                              options.up_first ? y : x,
-                              options.up_first ? x : y};
-  run_pointwise(names.op, kernels, first, dtype, operands, 3, scalars_of(options));
   return output;
 }
 
@@ -198,23 +211,28 @@ std::tuple<Tensor, Tensor, Tensor> gated_backward(const GatedNames& names, Point
                 text_of(grad.sizes()));
   if (row_scale) return backward_by_rows(names, kernels, grad, first, second, *row_scale, needs_scale, options);
 
-  const Tensor a = few_dims(first), g = few_dims(grad);
-  Tensor grad_first = allocate_like(a), grad_second = second ? allocate_like(*second) : nothing(first, dtype);
-  const Operand grads{data_of(g), g.sizes(), g.strides()};
+  Tensor grad_first = allocate_like(first), grad_second = second ? allocate_like(*second) : nothing(first, dtype);
+  if (has_too_many_dims(first, second) || has_too_many_dims(grad, std::nullopt)) {
+    const auto [a, b, none] = gated_backward(names, kernels, as_contiguous(grad), as_contiguous(first),
+                                             contiguous(second), row_scale, needs_scale, options);
+    copy(grad_first, a);
+    if (second) copy(grad_second, b);
+    return {std::move(grad_first), std::move(grad_second), nothing(first, accumulate_type(dtype))};
+  }
+  const Operand grads{data_of(grad), grad.sizes(), grad.strides()};
   const auto run = [&](const Operand& dx, const Operand& dy, const Operand& x, const Operand& y) {
     const bool swapped = options.up_first;
     const Operand operands[] = {swapped ? dy : dx, swapped ? dx : dy, grads, swapped ? y : x, swapped ? x : y};
     run_pointwise(names.op, kernels, first, dtype, operands, 5, scalars_of(options));
   };
   if (second) {
-    const Tensor b = few_dims(*second);
     run({grad_first.mutable_data_ptr(), grad_first.sizes(), grad_first.strides()},
         {grad_second.mutable_data_ptr(), grad_second.sizes(), grad_second.strides()},
-        {data_of(a), a.sizes(), a.strides()}, {data_of(b), b.sizes(), b.strides()});
+        {data_of(first), first.sizes(), first.strides()}, {data_of(*second), second->sizes(), second->strides()});
   } else {
-    const Parts parts = parts_of(a, dim, options.interleaved), out = parts_of(grad_first, dim, options.interleaved);
+    const Parts parts = parts_of(first, dim, options.interleaved), out = parts_of(grad_first, dim, options.interleaved);
     void* to = grad_first.mutable_data_ptr();
-    run(out.first(to), out.second(to, dtype), parts.first(data_of(a)), parts.second(data_of(a), dtype));
+    run(out.first(to), out.second(to, dtype), parts.first(data_of(first)), parts.second(data_of(first), dtype));
   }
   return {std::move(grad_first), std::move(grad_second), nothing(first, accumulate_type(dtype))};
 }
