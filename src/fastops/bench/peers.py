@@ -54,9 +54,9 @@ class Library:
 
 
 def _copies(*args: Any) -> tuple[Any, ...]:
-    """Of tensors that a peer's backward writes over, and which have to serve again.
+    """Of tensors that a peer writes over, and which have to serve again.
 
-    Its second backward reads the numbers of the first: those are compared, and all move as many bytes.
+    Its second call reads the numbers of the first: the first's are compared, and all move as many bytes.
     """
     return tuple(a.clone() for a in args)
 
@@ -90,6 +90,12 @@ _LIGER = Library(
         ),
         # Both write the gradients over the gate and up that they keep.
         "swiglu": Entry("liger_kernel.ops.swiglu", "LigerSiLUMulFunction.apply", _copies),
+        "rope": Entry(
+            "liger_kernel.ops.rope",
+            "LigerRopeFunction.apply",
+            lambda q, k, cos, sin: _copies(q, k, cos[None].to(q.dtype), sin[None].to(q.dtype)),
+            no_gradient="it writes its gradients over the incoming ones, which have to serve again",
+        ),
         "geglu": Entry("liger_kernel.ops.geglu", "LigerGELUMulFunction.apply", _copies),  # gelu's form with a tanh
     },
 )

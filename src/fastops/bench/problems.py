@@ -42,10 +42,22 @@ BLOCKS: dict[str, tuple[Shape, ...]] = {
 }
 QUICK_BLOCKS: dict[str, tuple[Shape, ...]] = {"cuda": ((8192, 11008), (16, 14336)), "cpu": ((128, 2816), (16, 11008))}
 
+# Of attention: tokens, heads of the queries, and their size; of training and of generation.
+ROTARY = ("rope", "qk_norm_rope")
+ATTENTION: dict[str, tuple[Shape, ...]] = {
+    "cuda": ((16384, 32, 128), (8192, 64, 128), (1, 32, 128), (16, 32, 128), (64, 32, 128)),
+    "cpu": ((512, 32, 128), (2048, 8, 64)),
+}
+QUICK_ATTENTION: dict[str, tuple[Shape, ...]] = {
+    "cuda": ((16384, 32, 128), (16, 32, 128)),
+    "cpu": ((128, 32, 128), (512, 8, 64)),
+}
+
 # Of operators that have their own, all and those of a quick run.
 OF_OPS = {
     **dict.fromkeys(LINEAR_LOSSES, (HEADS, QUICK_HEADS)),
     **dict.fromkeys(GATED_UNITS, (BLOCKS, QUICK_BLOCKS)),
+    **dict.fromkeys(ROTARY, (ATTENTION, QUICK_ATTENTION)),
 }
 
 LEAST_BYTES = 300_000_000
@@ -65,6 +77,7 @@ class InputSet:
 
     args: tuple[Any, ...]
     incoming: tuple[Tensor, ...]
+    constants: tuple[int, ...] = ()  # arguments that have no gradient
 
 
 def parse_shapes(text: str) -> list[Shape]:
@@ -129,7 +142,7 @@ def make_sets(case: Case, dtype: torch.dtype, device: torch.device, shape: Shape
         if not found:
             with torch.no_grad():
                 outputs = [(out.shape, out.dtype) for out in as_tuple(case.function(*args))]
-        found.append(InputSet(args, tuple(_incoming(make, *output) for output in outputs)))
+        found.append(InputSet(args, tuple(_incoming(make, *output) for output in outputs), case.constants))
     return found
 
 

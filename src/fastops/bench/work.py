@@ -57,10 +57,11 @@ def call_of(implementation: Implementation, inputs: InputSet, direction: str) ->
     if direction == "forward":
         return partial(function, *implementation.arguments(*inputs.args))
 
-    def leaf(a: Any) -> Any:
-        return a.detach().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a
+    def leaf(at: int, a: Any) -> Any:
+        learns = isinstance(a, Tensor) and a.is_floating_point() and at not in inputs.constants
+        return a.detach().requires_grad_() if learns else a
 
-    args = tuple(leaf(a) for a in inputs.args)
+    args = tuple(leaf(at, a) for at, a in enumerate(inputs.args))
     leaves = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
     own = implementation.arguments(*args)
     if direction == "backward":

@@ -91,6 +91,7 @@ class Case:
     products: tuple[int, ...] = ()  # tensor arguments whose gradient is a GEMM of torch's
     # (args, outputs): what any backward must read beside the incoming gradients. None: every tensor argument.
     gradient_reads: Callable[[tuple[Any, ...], tuple[Tensor, ...]], tuple[Tensor, ...]] | None = None
+    constants: tuple[int, ...] = ()  # tensor arguments that learn nothing in what is timed
     dtypes: tuple[torch.dtype, ...] = DTYPES
     wide_outputs: bool = False  # of float32 for the half types
     # (function, make): names, results, truths; an error is at most OVER_ONE_ROUNDING times that of the truth rounded.
