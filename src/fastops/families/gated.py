@@ -261,10 +261,10 @@ def by_torch(
 
 
 def _alike(first: object, second: object) -> bool:
-    """Whether they are tensors of one dtype, or one alone."""
-    if not isinstance(first, Tensor) or second is None:
-        return isinstance(first, Tensor)
-    return isinstance(second, Tensor) and first.dtype == second.dtype
+    """Whether they are tensors of one dtype, or one that has dimensions."""
+    if not isinstance(first, Tensor):
+        return False
+    return first.dim() > 0 if second is None else isinstance(second, Tensor) and first.dtype == second.dtype
 
 
 def gated_arguments(
