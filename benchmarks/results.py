@@ -56,6 +56,7 @@ BENCHES = {
     },
     "bench-linear": Bench(("linear",), dtypes=("f32", "bf16", "f16"), shapes=LINEAR),
     "bench-head": Bench(("linear_cross_entropy",)),
+    "bench-blocks": Bench(("swiglu", "geglu", "reglu", "glu", "rope", "qk_norm_rope"), dtypes=("bf16",)),
     "bench-lltm": Bench(("lltm",), "call,host", shapes="4096x1024,16384x1024"),
     "bench-lltm-small": Bench(("lltm",), "call,host", dtypes=("f32", "bf16"), shapes="16x32x128,16x128"),
     **{

@@ -319,9 +319,10 @@ int backward_threads(const Rope& p, const RopeTasks& tasks) {
   return threads;
 }
 
-// In the order of the tokens, whatever lies where: the order of the weights' sums depends on it.
+// In the order of the tokens, whatever lies where: the order of the weights' sums depends on it. Both layouts have as many heads a
+// team for the same reason.
 BackwardTasks backward_tasks(const QkNormRopeBackward& p) {
-  BackwardTasks tasks{rope_tasks(p, kMostHeads), {}};
+  BackwardTasks tasks{rope_tasks(p, kMostHeads, kMostHeads), {}};
   const int64_t at_once = 2 * multiprocessors(), groups = tasks.groups[0] + tasks.groups[1];
   const int64_t teams = backward_threads(p, tasks) / tasks.lanes;
   for (int k = 0; k < p.tensors; ++k) {
@@ -336,7 +337,7 @@ bool weights_are_aligned(const QkNormRope& p) { return aligned16(p.weight[0]) &&
 }  // namespace
 
 int qk_norm_rope(const QkNormRope& p, void* stream) {
-  const RopeTasks tasks = rope_tasks(p, kMostHeads);
+  const RopeTasks tasks = rope_tasks(p, kMostHeads, kMostHeads);
   const int64_t teams = tasks.tokens * (tasks.groups[0] + tasks.groups[1]);
   const auto blocks = static_cast<unsigned>(ceil_div(teams, kRopeThreads / tasks.lanes));
   const auto config = launch_config(blocks, kRopeThreads, static_cast<cudaStream_t>(stream));

@@ -4,8 +4,7 @@
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-constexpr int kMostHeads =
-    4;  // of a team: of eight, whose memory is far apart where tokens are neighbours, it is slower
+constexpr int kMostHeads = 8, kMostHeadsByToken = 4;  // of a team
 
 template <class T, bool Aligned>
 __global__ void __launch_bounds__(kRopeThreads, kBlocksEach<T>)
@@ -56,7 +55,7 @@ __global__ void __launch_bounds__(kRopeThreads, kBlocksEach<T>)
 }  // namespace
 
 int rope(const Rope& p, void* stream) {
-  const RopeTasks tasks = rope_tasks(p, kMostHeads);
+  const RopeTasks tasks = rope_tasks(p, kMostHeads, kMostHeadsByToken);
   const int64_t teams = tasks.tokens * (tasks.groups[0] + tasks.groups[1]);
   const auto blocks = static_cast<unsigned>(ceil_div(teams, kRopeThreads / tasks.lanes));
   const auto config = launch_config(blocks, kRopeThreads, static_cast<cudaStream_t>(stream));

@@ -298,18 +298,19 @@ inline int heads_of_team(const Rope& p, int lanes, int most) {
   return each;
 }
 
-inline RopeTasks rope_tasks(const Rope& p, int most_heads) {
+// most_heads: of a team, where a token's heads are neighbours in memory, and where the tokens of a head are.
+inline RopeTasks rope_tasks(const Rope& p, int most_heads, int most_heads_by_token) {
   const Rotation& r = p.rotation;
+  const Heads& first = p.input[0];
   const int64_t W = pairs_of(size_of(p.dtype));
   RopeTasks tasks{};
   tasks.rotary_turns = static_cast<int>(ceil_div(r.rotary / 2, W));
   tasks.all_turns = tasks.rotary_turns + static_cast<int>(ceil_div(r.dim - r.rotary, 2 * W));
   tasks.lanes = 1;
   while (tasks.lanes < 32 && tasks.lanes < tasks.all_turns) tasks.lanes *= 2;
-  tasks.heads_each = heads_of_team(p, tasks.lanes, most_heads);
-  for (int k = 0; k < p.tensors; ++k) tasks.groups[k] = static_cast<int>(ceil_div(p.input[k].heads, tasks.heads_each));
-  const Heads& first = p.input[0];
   tasks.tokens_first = first.heads > 1 && first.seq_stride < first.head_stride;
+  tasks.heads_each = heads_of_team(p, tasks.lanes, tasks.tokens_first ? most_heads_by_token : most_heads);
+  for (int k = 0; k < p.tensors; ++k) tasks.groups[k] = static_cast<int>(ceil_div(p.input[k].heads, tasks.heads_each));
   tasks.tokens = r.batch * r.seq;
   return tasks;
 }

@@ -392,6 +392,9 @@ def test_peers_take_every_argument(library: peers.Library) -> None:
         def transpose(self, *dims: int) -> str:
             return self
 
+        def repeat(self, *counts: int) -> str:
+            return self
+
         def to(self, dtype: str) -> str:
             return self
 

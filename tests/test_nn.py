@@ -377,12 +377,12 @@ def test_modules_of_gated_units(name: str, options: dict[str, Any], device: torc
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_bounds_of_a_gated_mlp(activation: str, device: torch.device) -> None:
+def test_bounds_of_a_gated_mlp(activation: str) -> None:
     """Of gate and up between the layers."""
     options: dict[str, Any] = {"limit": 0.5, "offset": 1.0}
     alpha = 1.702 if activation == "swiglu" else 1.0
-    mlp = made(nn.GatedMLP, hidden=7, intermediate=10, activation=activation, device=device, alpha=alpha, **options)
-    x = torch.randn(5, 7, dtype=F64, device=device, requires_grad=True)
+    mlp = made(nn.GatedMLP, hidden=7, intermediate=10, activation=activation, alpha=alpha, **options)
+    x = torch.randn(5, 7, dtype=F64, requires_grad=True)
     gate, up = mlp.gate_proj(x).clamp(max=0.5), mlp.up_proj(x).clamp(-0.5, 0.5) + 1
     act = (lambda g: g * torch.sigmoid(alpha * g)) if activation == "swiglu" else ACTIVATIONS[activation]
     y, expected = mlp(x), mlp.down_proj(act(gate) * up)

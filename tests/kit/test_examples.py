@@ -15,8 +15,8 @@ from common import DTYPES, needs_nvrtc
 from fastops.kit.cuda_kernel import CudaKernel
 
 FOLDER = Path(__file__).parents[2] / "examples"
-TRAINING = FOLDER / "train_language_model.py"
-EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if path != TRAINING)  # ops by the kit
+TRAINING, BLOCK = FOLDER / "train_language_model.py", FOLDER / "transformer_block.py"
+EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if path not in (TRAINING, BLOCK))  # ops by the kit
 
 if not EXAMPLES:
     pytest.skip("the examples are in the tree, not beside the tests", allow_module_level=True)
@@ -70,3 +70,13 @@ def test_training(device: torch.device) -> None:
     assert losses[2] < losses[0]
     torchs, ours = map(int, re.findall(r"(\d+) MiB", ran.stdout))
     assert ours < torchs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_block_of_transformers(name: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Results and gradients are as near to float64 as those of transformers' own block."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    example = runpy.run_path(str(BLOCK))
+    theirs, ours = example["compare"](name, device, dtype)
+    assert ours <= example["BOUND"] * theirs

@@ -150,7 +150,8 @@ def problem(weights: bool) -> Callable[..., tuple[Any, ...]]:
         seq = tokens // batch
         # As projections give them: the tokens one behind the other.
         q, k = (make(batch, seq, count, dim).transpose(1, 2) for count in (heads, min(heads, 8)))
-        tables = (make(seq, dim // 2 * 2, dtype=make.parameter_dtype) for _ in range(2))
+        # Both numbers of a pair by one angle, which some peers take for granted.
+        tables = (make(seq, dim // 2, dtype=make.parameter_dtype).repeat(1, 2) for _ in range(2))
         affine = (make(dim), make(dim)) if weights else ()
         return q, k, *affine, *tables, *((1e-6,) if weights else ())
 
