@@ -207,6 +207,11 @@ def test_complex_numbers(dtype: torch.dtype, device: torch.device) -> None:
         torch.testing.assert_close(torch.autograd.grad(a, x, grad), torch.autograd.grad(b, x, grad))
 
 
+def strides_that_count(x: Tensor) -> list[int]:
+    """Of dimensions of one element ``torch.empty_like`` gives meta tensors others than real ones."""
+    return [stride for size, stride in zip(x.shape, x.stride(), strict=True) if size != 1]
+
+
 @every_case
 def test_meta(case: Case) -> None:
     """Shapes, dtypes and strides without numbers, forward and backward."""
@@ -217,7 +222,7 @@ def test_meta(case: Case) -> None:
         meta = evaluate(case.function, sample.args("meta", torch.float32))
         for a, b in zip(real.outputs + real.gradients, meta.outputs + meta.gradients, strict=True):
             assert b.is_meta
-            assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()), sample.name
+            assert (a.shape, a.dtype, strides_that_count(a)) == (b.shape, b.dtype, strides_that_count(b)), sample.name
 
 
 @every_case

@@ -185,20 +185,42 @@ std::optional<Heads> RopeProblem::fits(const Tensor& tensor) const {
                heads_ ? strides[*heads_] : 0};
 }
 
+std::vector<int64_t> RopeProblem::order() const {
+  std::vector<int64_t> order;
+  for (size_t d = 0; d + 1 < rank_; ++d)
+    if (d != seq_ && d != heads_) order.push_back(static_cast<int64_t>(d));
+  order.push_back(static_cast<int64_t>(seq_));
+  if (heads_) order.push_back(static_cast<int64_t>(*heads_));
+  order.push_back(static_cast<int64_t>(rank_ - 1));
+  return order;
+}
+
+Heads RopeProblem::in_order(const Tensor& tensor) const {
+  const int64_t heads = heads_ ? tensor.size(tensor.dim() - 2) : 1, dim = rope.rotation.dim, token = heads * dim;
+  return {const_cast<void*>(tensor.const_data_ptr()), heads, rope.rotation.seq * token, token, dim};
+}
+
 Heads RopeProblem::view(const Tensor& tensor) {
   if (const auto heads = fits(tensor)) return *heads;
-  kept_.push_back(as_contiguous(tensor));
-  return *fits(kept_.back());
+  kept_.push_back(as_contiguous(call<Tensor>("aten::permute", tensor, order())));
+  return in_order(kept_.back());
 }
 
 Tensor RopeProblem::result(const Tensor& like, Heads& heads) {
   Tensor made = allocate_like(like);
   if (const auto own = fits(made)) {
     heads = *own;
-  } else {
-    copies_.emplace_back(made, allocate(made.sizes(), made, rope.dtype));
-    heads = *fits(copies_.back().second);
+    return made;
   }
+  const std::vector<int64_t> dims = order();
+  std::vector<int64_t> sizes, back(dims.size());
+  for (size_t d = 0; d < dims.size(); ++d) {
+    sizes.push_back(like.size(dims[d]));
+    back[dims[d]] = static_cast<int64_t>(d);
+  }
+  const Tensor written = allocate(shape_of(sizes), made, rope.dtype);
+  heads = in_order(written);
+  copies_.emplace_back(made, call<Tensor>("aten::permute", written, back));
   return made;
 }
 

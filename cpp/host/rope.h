@@ -36,6 +36,9 @@ class RopeProblem {
 
  private:
   std::optional<Heads> fits(const Tensor& tensor) const;
+  // The dimensions of [*batch, seq, heads, dim], and a contiguous tensor in that order.
+  std::vector<int64_t> order() const;
+  Heads in_order(const Tensor& tensor) const;
   void table(const char* op, const Tensor& q, const RopeArguments& arguments);
   void positions(const char* op, const RopeArguments& arguments);
   // The batch's strides as one; nothing where they are more.

@@ -178,7 +178,7 @@ CASES: tuple[Case, ...] = (
         raw=rope.raw("rope"),
         problem=rope.problem(False),
         in_features=True,
-        bounds=bounds(f16=(0.51, 3, 0.51), bf16=(0.51, 1.5, 0.51), f32=(2, 4.5, 2), f64=(2, 5, 2)),
+        bounds=bounds(f16=(0.51, 3, 0.51), bf16=(0.51, 1.5, 0.51), f32=(2, 4.5, 3), f64=(2, 5, 2)),
         constants=(2, 3),
         gradient_reads=rope.gradient_reads,
         formula="y₁ = x₁·cos - x₂·sin, y₂ = x₂·cos + x₁·sin of q and k",

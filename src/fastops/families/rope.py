@@ -141,10 +141,11 @@ class Rotation:
 
     def __call__(self, x: Tensor, adjoint: bool = False) -> Tensor:
         """Of one in the type that is computed in."""
-        head, rest = x[..., : self.rotary], x[..., self.rotary :]
+        partial = self.rotary < x.shape[-1]  # a slice that is the whole has no rule in torch.autograd's own vmap
+        head = x[..., : self.rotary] if partial else x
         turned = -self._turned(head * self.sin) if adjoint else self._turned(head) * self.sin
         y = head * self.cos + turned
-        return torch.cat((y, rest), -1) if rest.shape[-1] else y
+        return torch.cat((y, x[..., self.rotary :]), -1) if partial else y
 
 
 def like(result: Tensor, tensor: Tensor) -> Tensor:
@@ -174,7 +175,15 @@ def batched_tables(q: Tensor, q_dim: int | None, in_dims: tuple[Any, ...], table
         x = x.movedim(d, 0)
         return x.reshape(x.shape[0], *(1,) * (batch + own + 1 - x.dim()), *x.shape[1:])
 
-    return in_front(cos, in_dims[0], 2), in_front(sin, in_dims[1], 2), in_front(positions, in_dims[2], 1)
+    cos, sin = in_front(cos, in_dims[0], 2), in_front(sin, in_dims[1], 2)
+    if (in_dims[0] is None) != (in_dims[1] is None):  # one of them has the batch, and both must have one shape
+        shape = cos.shape if in_dims[1] is None else sin.shape
+        cos, sin = _expanded(cos, shape), _expanded(sin, shape)
+    return cos, sin, in_front(positions, in_dims[2], 1)
+
+
+def _expanded(x: Tensor, shape: torch.Size) -> Tensor:
+    return x.reshape((1,) * (len(shape) - x.dim()) + tuple(x.shape)).expand(shape)
 
 
 def check_arguments(
