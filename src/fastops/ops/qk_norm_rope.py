@@ -182,14 +182,13 @@ def _backward(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> Any:
 def _vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
     q, k, q_weight, k_weight, cos, sin, positions, *options = _complete(inputs)
     dims = (*in_dims, *(None,) * 6)
-    out_dims = 0, None if k is None else 0
     one = q if in_dims[0] is None else q.select(in_dims[0], 0)
     tables = batched_tables(q, in_dims[0], dims[4:7], (cos, sin, positions))
     if tables is None or one.dim() == 2 or dims[2] is not None or dims[3] is not None:  # one set of weights an element
-        return torch.vmap(qk_norm_rope_reference, in_dims, out_dims)(*inputs), out_dims  # type: ignore[arg-type]
+        return torch.vmap(qk_norm_rope_reference, in_dims)(*inputs), (0, 0)
     options[2] = where(_NAME, one, options[2]).seq  # a batch in front does not shift it
     q, k = batched(info.batch_size, in_dims[:2], (q, k))
-    return _op._twin(q, k, q_weight, k_weight, *tables, *options), out_dims
+    return _op._twin(q, k, q_weight, k_weight, *tables, *options), (0, None if k is None else 0)
 
 
 _op = Operator(_NAME, qk_norm_rope_reference, _fake, save=_save, backward=_backward, outputs=2, vmap=_vmap)

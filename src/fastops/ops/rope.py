@@ -83,11 +83,10 @@ def _vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
     options[2] = where("rope", _one(q, in_dims[0]), options[2]).seq  # a batch in front does not shift it
     dims = (*in_dims, *(None,) * 5)
     tables = batched_tables(q, in_dims[0], dims[2:5], (cos, sin, positions))
-    out_dims = 0, None if k is None else 0
     if tables is None or q.dim() - (in_dims[0] is not None) == 2:
-        return torch.vmap(rope_reference, in_dims, out_dims)(*inputs), out_dims  # type: ignore[arg-type]
+        return torch.vmap(rope_reference, in_dims)(*inputs), (0, 0)
     q, k = batched(info.batch_size, in_dims[:2], (q, k))
-    return _op._twin(q, k, *tables, *options), out_dims
+    return _op._twin(q, k, *tables, *options), (0, None if k is None else 0)
 
 
 def _one(x: Tensor, dim: int | None) -> Tensor:
