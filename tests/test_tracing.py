@@ -17,6 +17,7 @@ import fastops
 from fastops import kit, nn
 
 X = torch.randn(3, 8)
+ANGLES = torch.randn(3, 8)
 
 MODULES: dict[str, Callable[[], torch.nn.Module]] = {
     "GatedMLP": lambda: nn.GatedMLP(8, 6),
@@ -70,7 +71,11 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "glu": lambda x, w: fastops.glu(x * w, gate=x, limit=1.0, row_scale=w[:3]),
     "log_prob": lambda x, w: fastops.log_prob(x * w, x[:, 0].long() * 0 + 3),
     "log_softmax": lambda x, w: fastops.log_softmax(x * w, 1, scale=2.0),
+    "qk_norm_rope": lambda x, w: fastops.qk_norm_rope(
+        x * w, x, w, None, ANGLES, ANGLES, interleaved=True, rotary_dim=8
+    ),
     "reglu": lambda x, w: fastops.reglu(x * w, interleaved=True, row_scale=w[:3]),
+    "rope": lambda x, w: fastops.rope(x * w, x, ANGLES[:, :6], ANGLES[:, :6]),
     "softmax to another dtype": lambda x, w: fastops.softmax(x * w, -1, torch.float64).float(),
     "square": lambda x, w: fastops.square(x * w),
 }

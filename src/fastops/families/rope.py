@@ -90,11 +90,10 @@ class Rotation:
     def _check_table(self, op: str, cos: Tensor, sin: Tensor, positions: Tensor | None, seq: int) -> None:
         if not cos.is_floating_point():
             raise RuntimeError(f"[{op}] cos must be floating point, got {cos.dtype}")
-        if sin.shape != cos.shape or sin.dtype != cos.dtype:
-            raise RuntimeError(
-                f"[{op}] sin must have cos's shape {list(cos.shape)} and dtype {cos.dtype}, "
-                f"got {list(sin.shape)} and {sin.dtype}"
-            )
+        if sin.dtype != cos.dtype:
+            raise RuntimeError(f"[{op}] sin must have cos's dtype {cos.dtype}, got {sin.dtype}")
+        if sin.shape != cos.shape:
+            raise RuntimeError(f"[{op}] sin must have cos's shape {list(cos.shape)}, got {list(sin.shape)}")
         got = list(cos.shape)
         tokens = [*self.batch, seq]
         if positions is None:
@@ -175,15 +174,10 @@ def batched_tables(q: Tensor, q_dim: int | None, in_dims: tuple[Any, ...], table
         x = x.movedim(d, 0)
         return x.reshape(x.shape[0], *(1,) * (batch + own + 1 - x.dim()), *x.shape[1:])
 
-    cos, sin = in_front(cos, in_dims[0], 2), in_front(sin, in_dims[1], 2)
+    both = [in_front(cos, in_dims[0], 2), in_front(sin, in_dims[1], 2)]
     if (in_dims[0] is None) != (in_dims[1] is None):  # one of them has the batch, and both must have one shape
-        shape = cos.shape if in_dims[1] is None else sin.shape
-        cos, sin = _expanded(cos, shape), _expanded(sin, shape)
-    return cos, sin, in_front(positions, in_dims[2], 1)
-
-
-def _expanded(x: Tensor, shape: torch.Size) -> Tensor:
-    return x.reshape((1,) * (len(shape) - x.dim()) + tuple(x.shape)).expand(shape)
+        both = [*torch.broadcast_tensors(*both)]
+    return *both, in_front(positions, in_dims[2], 1)
 
 
 def check_arguments(
