@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads)
   T* data[Outputs + Inputs];
 #pragma unroll
   for (int k = 0; k < Outputs + Inputs; ++k) data[k] = operands.at[k] + at;
-  if (whole)
+  if (V > 1 && whole)
     pointwise_group<T, V, Outputs, Inputs>(data, f);
   else
     pointwise_group<T, 1, Outputs, Inputs>(data, f);
@@ -147,6 +147,10 @@ __global__ void __launch_bounds__(kThreads)
   pointwise_group<T, 1, Outputs, Inputs>(data, f);
 }
 
+// Elements of a vector. f64 has one, for its arithmetic takes much code, and has no need of more.
+template <class T>
+constexpr int kPointwiseVector = sizeof(T) == 8 ? 1 : device::kVector<T>;
+
 // Rows of n elements at unit stride, n < 2^31. A row is divided into chunks of `lanes` vectors, a power of two up to a warp.
 struct RowChunks {
   int64_t rows;
@@ -157,23 +161,31 @@ struct RowChunks {
 };
 
 // Vector `turns.first` of a row of each operand; what is not `live` is neither read nor written.
-template <bool Aligned, int Outputs, int Inputs, int V, class T, class F>
-__device__ inline accumulate_t<T> pointwise_row_vector(T* const (&row)[Outputs + Inputs], int n, const Turns& turns,
-                                                       bool live, accumulate_t<T> scale, const F& f) {
+template <int Outputs, int Inputs, int V, class T, class F>
+__device__ inline accumulate_t<T> pointwise_row_vector(T* const (&row)[Outputs + Inputs], int n, bool aligned,
+                                                       const Turns& turns, bool live, accumulate_t<T> scale,
+                                                       const F& f) {
   using A = accumulate_t<T>;
   A in[Inputs][V], out[Outputs][V];
-  Vector<T, V> v[1];
+  const int count = live ? n : 0;
 #pragma unroll
   for (int k = 0; k < Inputs; ++k) {
-    v[0] = {};
-    load_vectors<Aligned, V>(v, row[Outputs + k], live ? n : 0, turns, A(0));
+    Vector<T, V> v[1] = {};
+    if (aligned)
+      load_vectors<true, V>(v, row[Outputs + k], count, turns, A(0));
+    else
+      load_vectors<false, V>(v, row[Outputs + k], count, turns, A(0));
     device::widen(v[0], in[k]);
   }
   const A sum = compute(f, in, out, scale);
+  const bool writes = live && turns.first * V < n;
 #pragma unroll
   for (int k = 0; k < Outputs; ++k) {
-    VectorStore<Aligned, V, T> store(row[k], n, turns);
-    store.put(turns.first, live && turns.first * V < n, true, true, device::narrow_all<T>(out[k]));
+    const Vector<T, V> v = device::narrow_all<T>(out[k]);
+    if (aligned)
+      VectorStore<true, V, T>(row[k], n, turns).put(turns.first, writes, true, true, v);
+    else
+      VectorStore<false, V, T>(row[k], n, turns).put(turns.first, writes, true, true, v);
   }
   return sum;
 }
@@ -208,8 +220,7 @@ __global__ void __launch_bounds__(kThreads, kRowBlocksEach<T, Outputs + Inputs>)
   A sum = 0;
   const auto chunk = [&](int number) {
     const Turns turns{number * c.lanes + lane, lane, c.lanes};
-    sum += c.aligned ? pointwise_row_vector<true, Outputs, Inputs, V>(row, c.n, turns, live, scale, f)
-                     : pointwise_row_vector<false, Outputs, Inputs, V>(row, c.n, turns, live, scale, f);
+    sum += pointwise_row_vector<Outputs, Inputs, V>(row, c.n, c.aligned, turns, live, scale, f);
   };
   if (!whole_rows) return chunk(static_cast<int>(task - counted * c.chunks));
   if constexpr (has_row_sum<F>::value) {
@@ -227,7 +238,7 @@ __global__ void __launch_bounds__(kThreads, kRowBlocksEach<T, Outputs + Inputs>)
 // vectors: by aligned vectors, else an element a thread.
 template <class T, int Outputs, int Inputs, class F>
 int launch_contiguous(const Pointwise& p, const F& f, cudaStream_t stream, bool vectors) {
-  constexpr int V = device::kVector<T>;
+  constexpr int V = kPointwiseVector<T>;
   Pointers<T, Outputs + Inputs> operands;
   for (int k = 0; k < Outputs + Inputs; ++k) operands.at[k] = static_cast<T*>(p.data[k]);
   const int64_t groups = vectors ? p.numel / V : 0;
@@ -259,7 +270,7 @@ int launch_strided(const Pointwise& p, const F& f, cudaStream_t stream) {
 // Whether every row is whole aligned vectors in every operand.
 template <class T, int Operands>
 bool rows_are_vectors(const Pointwise& p) {
-  constexpr int V = device::kVector<T>;
+  constexpr int V = kPointwiseVector<T>;
   if (p.sizes[0] % V != 0) return false;
   for (int k = 0; k < Operands; ++k) {
     if (!aligned16(p.data[k])) return false;
@@ -271,7 +282,7 @@ bool rows_are_vectors(const Pointwise& p) {
 
 template <class T, int Outputs, int Inputs, class F>
 int launch_rows_of(const Pointwise& p, const F& f, cudaStream_t stream) {
-  constexpr int V = device::kVector<T>;
+  constexpr int V = kPointwiseVector<T>;
   const int n = static_cast<int>(p.sizes[0]), vectors = static_cast<int>(ceil_div(n, V));
   int lanes = 32;
   while (!p.row_sums && lanes / 2 >= vectors) lanes /= 2;

@@ -74,15 +74,9 @@ FORMS = (
     Form("no_heads", heads=0, k_heads=0),
     Form("no_heads_of_k", k_heads=0),
     Form("no_heads_of_q", heads=0),
-)
-# Not run: the kernels' view of it is an empty optional, whose strides are any numbers.
-BETWEEN = pytest.param(
     Form("tokens_between_batches", batch=(2, 3), seq_dim=1, positions=(2, 3)),
-    marks=pytest.mark.xfail(
-        reason="RopeProblem::view: a contiguous copy has no one batch stride", strict=True, run=False
-    ),
 )
-every_form = pytest.mark.parametrize("form", [*FORMS, BETWEEN])
+every_form = pytest.mark.parametrize("form", FORMS)
 # One of each way that a kernel goes.
 SOME = tuple(f for f in FORMS if f.name in ("whole", "34_of_64_interleaved", "wide", "10_of_33", "positions_of_batch"))
 some_forms = pytest.mark.parametrize("form", SOME)
