@@ -168,7 +168,7 @@ int activate_each(const LinearEpilogue& a, cudaStream_t stream) {
     using T = typename decltype(t)::type;
     return dispatch_activation(a.activation, [&](auto activation) -> int {
       return launch_contiguous<T, 1, 1>(p, Activate<T, decltype(activation)::value>{}, stream,
-                                        kernel_of(p) == plan::pointwise::Kernel::vector);
+                                        pointwise_kernel_of<T, 2>(p, false) == plan::pointwise::Kernel::vector);
     });
   });
 }

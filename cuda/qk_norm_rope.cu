@@ -52,12 +52,13 @@ struct Factors {
   }
 };
 
-// All lanes of a warp stay until its sums are done: those of a team without a task, and those without a turn, have no heads.
+// A head has no more turns than a team has lanes. All lanes of a warp stay until its sums are done: those of a team without a task,
+// and those without a turn, have no heads.
 template <class T, bool Aligned>
 __global__ void __launch_bounds__(kRopeThreads, kBlocksEach<T>)
     forward_kernel(const __grid_constant__ QkNormRope p, const __grid_constant__ RopeTasks tasks) {
   using A = accumulate_t<T>;
-  constexpr int W = kPairs<T>, N = kHeadsAtOnce;
+  constexpr int W = kPairs, N = kHeadsAtOnce;
   wait_for_earlier_kernels();
   let_next_kernel_start();
   const int lane = threadIdx.x % tasks.lanes;
@@ -69,16 +70,12 @@ __global__ void __launch_bounds__(kRopeThreads, kBlocksEach<T>)
   const TeamHeads<const T> from(p.input[task.tensor], task);
   const TeamHeads<T> to(p.output[task.tensor], task);
   const int64_t row = table_row(p.rotation, task.batch, task.seq);
-  const bool once = tasks.all_turns <= tasks.lanes, interleaved = p.rotation.interleaved;
+  const bool interleaved = p.rotation.interleaved;
   const A each = 1 / A(p.rotation.dim), eps = A(p.eps);
 
+  const Place<W> place(p.rotation, tasks, lane);
+  const bool has_turn = lane < tasks.all_turns;
   Angles<W, A> angles;
-  const auto load_angles = [&](const Place<W>& place) {
-    Factors<Aligned, T, W> factors;
-    factors.load(p, task.tensor, row, place, false);
-    angles = factors.angles;
-    angles.multiply(interleaved, factors.first, factors.second);
-  };
   const auto add_squares = [](const Two<T, W>& x, A& sum) {
     A a[W], b[W], terms[W];
     device::widen(x.a, a);
@@ -87,7 +84,7 @@ __global__ void __launch_bounds__(kRopeThreads, kBlocksEach<T>)
     for (int j = 0; j < W; ++j) terms[j] = fma(a[j], a[j], b[j] * b[j]);
     sum += device::tree_sum(terms);
   };
-  const auto write = [&](const Two<T, W>& x, A rstd, T* head, const Place<W>& place) {
+  const auto write = [&](const Two<T, W>& x, A rstd, T* head) {
     A a[W], b[W];
     device::widen(x.a, a);
     device::widen(x.b, b);
@@ -100,41 +97,29 @@ __global__ void __launch_bounds__(kRopeThreads, kBlocksEach<T>)
     store_turn<Aligned>(head, place, a, b);
   };
 
-  const Place<W> own_place(p.rotation, tasks, lane);
-  const bool own_turn = lane < tasks.all_turns;
   Two<T, W> x[N];
 #pragma unroll
-  for (int k = 0; k < N; ++k) x[k] = load_two<Aligned>(from[k], own_turn && k < count, own_place);
-  if (once && own_turn) load_angles(own_place);
+  for (int k = 0; k < N; ++k) x[k] = load_two<Aligned>(from[k], has_turn && k < count, place);
+  if (has_turn) {
+    Factors<Aligned, T, W> factors;
+    factors.load(p, task.tensor, row, place, false);
+    angles = factors.angles;
+    angles.multiply(interleaved, factors.first, factors.second);
+  }
 #pragma unroll 1
   for (int first = 0; first < tasks.heads_each; first += N) {
     Two<T, W> next[N];
     A squares[N] = {}, rstd[N];
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      next[k] = load_two<Aligned>(from[first + N + k], own_turn && first + N + k < count, own_place);
+      next[k] = load_two<Aligned>(from[first + N + k], has_turn && first + N + k < count, place);
       add_squares(x[k], squares[k]);
-    }
-    for (int turn = lane + tasks.lanes; turn < tasks.all_turns; turn += tasks.lanes) {
-      const Place<W> place(p.rotation, tasks, turn);
-#pragma unroll
-      for (int k = 0; k < N; ++k) add_squares(load_two<Aligned>(from[first + k], first + k < count, place), squares[k]);
     }
 #pragma unroll
     for (int k = 0; k < N; ++k) rstd[k] = reciprocal_root(fma(team_sum(squares[k], tasks.lanes), each, eps));
-    if (once) {
 #pragma unroll
-      for (int k = 0; k < N; ++k)
-        if (own_turn && first + k < count) write(x[k], rstd[k], to[first + k], own_place);
-    } else {
-      for (int turn = lane; turn < tasks.all_turns; turn += tasks.lanes) {
-        const Place<W> place(p.rotation, tasks, turn);
-        load_angles(place);
-#pragma unroll
-        for (int k = 0; k < N; ++k)
-          if (first + k < count) write(load_two<Aligned>(from[first + k], true, place), rstd[k], to[first + k], place);
-      }
-    }
+    for (int k = 0; k < N; ++k)
+      if (has_turn && first + k < count) write(x[k], rstd[k], to[first + k]);
 #pragma unroll
     for (int k = 0; k < N; ++k) x[k] = next[k];
   }
@@ -151,23 +136,23 @@ template <class T, bool Aligned>
 __global__ void __launch_bounds__(kRopeThreads, 2)
     backward_kernel(const __grid_constant__ QkNormRopeBackward p, const __grid_constant__ BackwardTasks tasks) {
   using A = accumulate_t<T>;
-  constexpr int W = kPairs<T>, N = kHeadsAtOnce;
+  constexpr int W = kPairs, N = kHeadsAtOnce;
   extern __shared__ double shared[];
   wait_for_earlier_kernels();
   let_next_kernel_start();
   A* const sums = reinterpret_cast<A*>(shared);
-  const int threads = blockDim.x, teams = threads / tasks.lanes;
+  constexpr int threads = kRopeThreads;
+  const int teams = threads / tasks.lanes;
   const int lane = threadIdx.x % tasks.lanes, team = threadIdx.x / tasks.lanes;
   const int tensor = blockIdx.x >= static_cast<unsigned>(tasks.blocks[0]);
   const int block = blockIdx.x - (tensor ? tasks.blocks[0] : 0), groups = tasks.groups[tensor];
   const int heads = static_cast<int>(p.input[tensor].heads);
-  const bool adds = p.partial[tensor] != nullptr, once = tasks.all_turns <= tasks.lanes;
+  const bool adds = p.partial[tensor] != nullptr;
   const bool interleaved = p.rotation.interleaved;
-  const int turns = (tasks.all_turns + tasks.lanes - 1) / tasks.lanes;
   if (adds)
-    for (int k = 0; k < turns * 2 * W; ++k) sums[k * threads + threadIdx.x] = 0;
-  const Place<W> own_place(p.rotation, tasks, lane);
-  const bool own_turn = lane < tasks.all_turns;
+    for (int k = 0; k < 2 * W; ++k) sums[k * threads + threadIdx.x] = 0;
+  const Place<W> place(p.rotation, tasks, lane);
+  const bool has_turn = lane < tasks.all_turns;
 
   const A each = 1 / A(p.rotation.dim), eps = A(p.eps);
   const int64_t all = tasks.tokens * groups, step = static_cast<int64_t>(tasks.blocks[tensor]) * teams;
@@ -202,7 +187,7 @@ __global__ void __launch_bounds__(kRopeThreads, 2)
       squares += device::tree_sum(s);
       products += device::tree_sum(t);
     };
-    const auto write = [&](const Two<T, W>& x, const Two<T, W>& g, A rstd, A mean, T* head, const Place<W>& place) {
+    const auto write = [&](const Two<T, W>& x, const Two<T, W>& g, A rstd, A mean, T* head) {
       A a[W], b[W], u[W], v[W];
       widen(x, g, a, b, u, v);
 #pragma unroll
@@ -215,73 +200,44 @@ __global__ void __launch_bounds__(kRopeThreads, 2)
       }
       store_turn<Aligned>(head, place, a, b);
     };
-    const auto add_weights = [&](int turn) {
-      A* const own = sums + turn * 2 * W * threads + threadIdx.x;
-#pragma unroll
-      for (int j = 0; j < W; ++j) {
-        own[2 * j * threads] += of_a[j];
-        own[(2 * j + 1) * threads] += of_b[j];
-        of_a[j] = of_b[j] = 0;
-      }
-    };
-
     Two<T, W> x[N], g[N];
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      x[k] = load_two<Aligned>(from[k], own_turn && k < count, own_place);
-      g[k] = load_two<Aligned>(grads[k], own_turn && k < count, own_place);
+      x[k] = load_two<Aligned>(from[k], has_turn && k < count, place);
+      g[k] = load_two<Aligned>(grads[k], has_turn && k < count, place);
     }
-    if (own_turn) by.load(p, tensor, row, own_place, true);
+    if (has_turn) by.load(p, tensor, row, place, true);
 #pragma unroll 1
     for (int first = 0; first < tasks.heads_each; first += N) {
       Two<T, W> next_x[N], next_g[N];
       A squares[N] = {}, products[N] = {}, rstd[N], mean[N];
 #pragma unroll
       for (int k = 0; k < N; ++k) {
-        const bool live = own_turn && first + N + k < count;
-        next_x[k] = load_two<Aligned>(from[first + N + k], live, own_place);
-        next_g[k] = load_two<Aligned>(grads[first + N + k], live, own_place);
-        if (own_turn) add_sums(x[k], g[k], squares[k], products[k]);
-      }
-      if (!once) {
-        for (int turn = lane + tasks.lanes; turn < tasks.all_turns; turn += tasks.lanes) {
-          const Place<W> place(p.rotation, tasks, turn);
-          by.load(p, tensor, row, place, true);
-#pragma unroll
-          for (int k = 0; k < N; ++k)
-            add_sums(load_two<Aligned>(from[first + k], first + k < count, place),
-                     load_two<Aligned>(grads[first + k], first + k < count, place), squares[k], products[k]);
-        }
+        const bool live = has_turn && first + N + k < count;
+        next_x[k] = load_two<Aligned>(from[first + N + k], live, place);
+        next_g[k] = load_two<Aligned>(grads[first + N + k], live, place);
+        if (has_turn) add_sums(x[k], g[k], squares[k], products[k]);
       }
 #pragma unroll
       for (int k = 0; k < N; ++k) {
         rstd[k] = reciprocal_root(fma(team_sum(squares[k], tasks.lanes), each, eps));
         mean[k] = team_sum(products[k], tasks.lanes) * each * rstd[k];  // of g·w·h
       }
-      if (once) {
 #pragma unroll
-        for (int k = 0; k < N; ++k)
-          if (own_turn && first + k < count) write(x[k], g[k], rstd[k], mean[k], to[first + k], own_place);
-      } else {
-        for (int turn = lane, number = 0; turn < tasks.all_turns; turn += tasks.lanes, ++number) {
-          const Place<W> place(p.rotation, tasks, turn);
-          by.load(p, tensor, row, place, true);
-#pragma unroll
-          for (int k = 0; k < N; ++k)
-            if (first + k < count)
-              write(load_two<Aligned>(from[first + k], true, place), load_two<Aligned>(grads[first + k], true, place),
-                    rstd[k], mean[k], to[first + k], place);
-          if (adds) add_weights(number);
-        }
-        by.load(p, tensor, row, own_place, true);
-      }
+      for (int k = 0; k < N; ++k)
+        if (has_turn && first + k < count) write(x[k], g[k], rstd[k], mean[k], to[first + k]);
 #pragma unroll
       for (int k = 0; k < N; ++k) {
         x[k] = next_x[k];
         g[k] = next_g[k];
       }
     }
-    if (once && adds && own_turn) add_weights(0);
+    if (!adds || !has_turn) continue;
+#pragma unroll
+    for (int j = 0; j < W; ++j) {
+      sums[2 * j * threads + threadIdx.x] += of_a[j];
+      sums[(2 * j + 1) * threads + threadIdx.x] += of_b[j];
+    }
   }
   if (!adds) return;
   __syncthreads();
@@ -300,31 +256,22 @@ __global__ void __launch_bounds__(kRopeThreads, 2)
       second = at / W % 2;
       j = at % W;
     }
-    const A* at = sums + (turn / tasks.lanes * 2 * W + 2 * j + second) * threads + turn % tasks.lanes;
+    const A* own = sums + (2 * j + second) * threads + turn;
     A sum = 0;
-    for (int k = 0; k < teams; ++k) sum += at[k * tasks.lanes];
+    for (int k = 0; k < teams; ++k) sum += own[k * tasks.lanes];
     partial[d] = sum;
   }
 }
 
-int64_t shared_bytes(const Rope& p, const RopeTasks& tasks, int threads) {
-  const int64_t size = size_of(accumulate_type(p.dtype));
-  return ceil_div(tasks.all_turns, tasks.lanes) * 2 * pairs_of(size_of(p.dtype)) * size * threads;
-}
-
-// Threads of a block: what they find has room in shared memory.
-int backward_threads(const Rope& p, const RopeTasks& tasks) {
-  int threads = kRopeThreads;
-  while (threads > 32 && shared_bytes(p, tasks, threads) > 48 * 1024) threads /= 2;
-  return threads;
-}
+// What a block finds for the gradients of the weights.
+size_t shared_bytes(const Rope& p) { return 2 * kPairs * size_of(accumulate_type(p.dtype)) * kRopeThreads; }
 
 // In the order of the tokens, whatever lies where: the order of the weights' sums depends on it. Both layouts have as many heads a
 // team for the same reason.
 BackwardTasks backward_tasks(const QkNormRopeBackward& p) {
   BackwardTasks tasks{rope_tasks(p, kMostHeads, kMostHeads), {}};
   const int64_t at_once = 2 * multiprocessors(), groups = tasks.groups[0] + tasks.groups[1];
-  const int64_t teams = backward_threads(p, tasks) / tasks.lanes;
+  const int64_t teams = kRopeThreads / tasks.lanes;
   for (int k = 0; k < p.tensors; ++k) {
     const int64_t share = std::max<int64_t>(1, at_once * tasks.groups[k] / groups);
     tasks.blocks[k] = static_cast<int>(std::min(share, ceil_div(tasks.tokens * tasks.groups[k], teams)));
@@ -356,9 +303,8 @@ void qk_norm_rope_chunks(const QkNormRopeBackward& p, int64_t* chunks) {
 
 int qk_norm_rope_backward(const QkNormRopeBackward& p, void* stream) {
   const BackwardTasks tasks = backward_tasks(p);
-  const int threads = backward_threads(p, tasks);
-  const size_t shared = p.partial[0] || p.partial[1] ? shared_bytes(p, tasks, threads) : 0;
-  const auto config = launch_config(static_cast<unsigned>(tasks.blocks[0] + tasks.blocks[1]), threads,
+  const size_t shared = p.partial[0] || p.partial[1] ? shared_bytes(p) : 0;
+  const auto config = launch_config(static_cast<unsigned>(tasks.blocks[0] + tasks.blocks[1]), kRopeThreads,
                                     static_cast<cudaStream_t>(stream), shared);
   const bool aligned = rope_is_aligned(p, p.grad, p.tensors) && weights_are_aligned(p);
   return dispatch(p.dtype, [&](auto t) -> int {

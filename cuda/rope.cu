@@ -10,7 +10,7 @@ template <class T, bool Aligned>
 __global__ void __launch_bounds__(kRopeThreads, kBlocksEach<T>)
     rope_kernel(const __grid_constant__ Rope p, const __grid_constant__ RopeTasks tasks) {
   using A = accumulate_t<T>;
-  constexpr int W = kPairs<T>, N = kHeadsAtOnce;
+  constexpr int W = kPairs, N = kHeadsAtOnce;
   wait_for_earlier_kernels();
   let_next_kernel_start();
   const int lane = threadIdx.x % tasks.lanes;

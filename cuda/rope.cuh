@@ -15,9 +15,7 @@ using device::Vector;
 constexpr int kRopeThreads = 256;
 
 // Pairs of a lane, which has two vectors of a head: 8 bytes of the half types, because with 16 too few lanes have room.
-constexpr int pairs_of(int64_t size) { return size == 8 ? 2 : 4; }
-template <class T>
-constexpr int kPairs = pairs_of(sizeof(T));
+constexpr int kPairs = 4;
 
 struct RopeTasks {
   int lanes;          // of a team, a power of two up to a warp
@@ -280,7 +278,7 @@ inline bool heads_are_vectors(const Heads& h, int64_t W) {
 // Whether each turn is whole aligned vectors, in the heads and in the tables.
 inline bool rope_is_aligned(const Rope& p, const Heads* more = nullptr, int count = 0) {
   const Rotation& r = p.rotation;
-  const int64_t W = pairs_of(size_of(p.dtype));
+  constexpr int64_t W = kPairs;
   const int64_t table = size_of(r.table);
   bool aligned = r.rotary / 2 % W == 0 && (r.dim - r.rotary) % W == 0 && aligned16(r.cos) && aligned16(r.sin) &&
                  r.table_batch_stride * table % 16 == 0 && r.table_row_stride * table % 16 == 0;
@@ -302,7 +300,7 @@ inline int heads_of_team(const Rope& p, int lanes, int most) {
 inline RopeTasks rope_tasks(const Rope& p, int most_heads, int most_heads_by_token) {
   const Rotation& r = p.rotation;
   const Heads& first = p.input[0];
-  const int64_t W = pairs_of(size_of(p.dtype));
+  constexpr int64_t W = kPairs;
   RopeTasks tasks{};
   tasks.rotary_turns = static_cast<int>(ceil_div(r.rotary / 2, W));
   tasks.all_turns = tasks.rotary_turns + static_cast<int>(ceil_div(r.dim - r.rotary, 2 * W));

@@ -1,6 +1,6 @@
 // relu(x) = max(x, 0), NaN kept;   relu_backward(grad, y) = 0 where y <= 0, else grad
-#include "kernels/math.h"
 #include "cpu/engine/pointwise.h"
+#include "kernels/math.h"
 #include "kernels/relu_run.h"
 
 namespace fastops::FASTOPS_ISA {

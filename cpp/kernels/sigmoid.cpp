@@ -1,6 +1,6 @@
 // sigmoid(x) = 1 / (1 + e^-x);   sigmoid_backward(grad, y) = y·(1 - y)·grad
-#include "kernels/math.h"
 #include "cpu/engine/pointwise.h"
+#include "kernels/math.h"
 
 namespace fastops::FASTOPS_ISA {
 

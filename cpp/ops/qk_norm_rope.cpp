@@ -42,7 +42,7 @@ Pair qk_norm_rope(const Tensor& q, const OptionalTensor& k, const OptionalTensor
                   const OptionalTensor& k_weight, const Tensor& cos, const Tensor& sin, const OptionalTensor& positions,
                   std::optional<int64_t> rotary_dim, bool interleaved, int64_t seq_dim, std::optional<double> eps,
                   double weight_offset) {
-  if (!rope_takes(q))
+  if (!qk_norm_rope_takes(q))
     return call<Pair>("fastops::qk_norm_rope_reference", q, k, q_weight, k_weight, cos, sin, positions, rotary_dim,
                       interleaved, seq_dim, eps, weight_offset);
   const char* op = "qk_norm_rope";
@@ -69,7 +69,7 @@ Four qk_norm_rope_backward(const Tensor& grad_q, const OptionalTensor& grad_k, c
                            const Tensor& sin, const OptionalTensor& positions, std::optional<int64_t> rotary_dim,
                            bool interleaved, int64_t seq_dim, std::optional<double> eps, double weight_offset,
                            bool need_weights) {
-  if (!rope_takes(q))
+  if (!qk_norm_rope_takes(q))
     return call<Four>("fastops::qk_norm_rope_backward_reference", grad_q, grad_k, q, k, q_weight, k_weight, cos, sin,
                       positions, rotary_dim, interleaved, seq_dim, eps, weight_offset, need_weights);
   const char* op = "qk_norm_rope_backward";

@@ -235,7 +235,7 @@ nb::list pointwise_rules() {
     nb::dict row;
     row["layout"] = pointwise::kLayoutNames[static_cast<int>(rule.layout)];
     row["aligned"] = rule.aligned;
-    row["rows have numbers"] = rule.numbers;
+    row["of"] = pointwise::kOfNames[static_cast<int>(rule.of)];
     row["more elements than"] = rule.above;
     row["kernel"] = pointwise::kKernelNames[static_cast<int>(rule.kernel)];
     row["why"] = rule.why;
@@ -243,12 +243,16 @@ nb::list pointwise_rules() {
   }
   return list;
 }
-int plan_pointwise(const std::string& layout, bool aligned, bool numbers, int64_t elements) {
+template <size_t Count>
+int number_of(const char* const (&names)[Count], const std::string& name) {
+  for (size_t k = 0; k < Count; ++k)
+    if (name == names[k]) return static_cast<int>(k);
+  throw std::invalid_argument("[plan] no elementwise problem is called '" + name + "'");
+}
+int plan_pointwise(const std::string& layout, bool aligned, const std::string& of, int64_t elements) {
   if (elements != 0) check_sizes({elements});
-  for (size_t k = 0; k < std::size(pointwise::kLayoutNames); ++k)
-    if (layout == pointwise::kLayoutNames[k])
-      return pointwise::plan(static_cast<pointwise::Layout>(k), aligned, numbers, elements);
-  throw std::invalid_argument("[plan] no layout is called '" + layout + "'");
+  return pointwise::plan(static_cast<pointwise::Layout>(number_of(pointwise::kLayoutNames, layout)), aligned,
+                         static_cast<pointwise::Of>(number_of(pointwise::kOfNames, of)), elements);
 }
 
 nb::list bias_rules() {
@@ -358,8 +362,8 @@ void bind(nb::module_& m) {
         nb::arg("residual"), nb::arg("rows"), nb::arg("n"), nb::arg("card"), "What runs for the gradients.");
   m.def("plan_row", &plan_row, nb::arg("op"), nb::arg("read"), nb::arg("written"), nb::arg("rows"), nb::arg("n"),
         nb::arg("card"), "What runs for a row operator's rows.");
-  m.def("plan_pointwise", &plan_pointwise, nb::arg("layout"), nb::arg("aligned"), nb::arg("numbers"),
-        nb::arg("elements"), "The number of the rule.");
+  m.def("plan_pointwise", &plan_pointwise, nb::arg("layout"), nb::arg("aligned"), nb::arg("of"), nb::arg("elements"),
+        "The number of the rule.");
   m.def("plan_bias", &plan_bias, nb::arg("dtype"), nb::arg("rows"), nb::arg("features"), nb::arg("outputs"),
         "The number of the rule.");
   m.def("library_adds_bias", &library_adds_bias, nb::arg("element_bytes"), nb::arg("rows"), nb::arg("features"),

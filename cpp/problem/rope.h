@@ -52,7 +52,8 @@ struct QkNormRopeBackward : QkNormRope {
   int64_t chunks[2] = {};
 };
 
-constexpr int64_t kMostOfHead = 2048;  // numbers; kernels have room for no more
+// Numbers of a head; kernels have room for no more. On CUDA a team of lanes has all of a head that is normalised.
+constexpr int64_t kMostOfHead = 2048, kMostOfNormalizedHead = 256;
 
 using RopeCpu = void(const Rope&, int64_t token_begin, int64_t token_end);
 using RopeCuda = int(const Rope&, void* stream);

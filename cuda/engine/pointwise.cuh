@@ -132,19 +132,19 @@ struct Strided {
   }
 };
 
-// Any strides, one element a thread.
-template <class T, int Outputs, int Inputs, class F>
+// Any strides, V elements a thread; sizes and strides of dimension 0 count groups of V.
+template <class T, int V, int Outputs, int Inputs, class F>
 __global__ void __launch_bounds__(kThreads)
-    pointwise_strided(const __grid_constant__ Strided<T, Outputs + Inputs> p, int64_t numel, F f) {
+    pointwise_strided(const __grid_constant__ Strided<T, Outputs + Inputs> p, int64_t groups, F f) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
   const int64_t g = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (g >= numel) return;
+  if (g >= groups) return;
   T* data[Outputs + Inputs];
 #pragma unroll
   for (int k = 0; k < Outputs + Inputs; ++k) data[k] = p.data[k];
   p.move_to(data, 0, g);
-  pointwise_group<T, 1, Outputs, Inputs>(data, f);
+  pointwise_group<T, V, Outputs, Inputs>(data, f);
 }
 
 // Elements of a vector. f64 has one, for its arithmetic takes much code, and has no need of more.
@@ -260,11 +260,17 @@ Strided<T, Operands> strided(const Pointwise& p) {
   return s;
 }
 
-template <class T, int Outputs, int Inputs, class F>
+template <class T, int V, int Outputs, int Inputs, class F>
 int launch_strided(const Pointwise& p, const F& f, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(ceil_div(p.numel, kThreads));
-  return launch_kernel(&pointwise_strided<T, Outputs, Inputs, F>, launch_config(blocks, kThreads, stream),
-                       strided<T, Outputs + Inputs>(p), p.numel, f);
+  auto s = strided<T, Outputs + Inputs>(p);
+  const int64_t groups = p.numel / V;
+  if (V > 1) {
+    s.sizes[0] /= V;
+    for (int k = 0; k < Outputs + Inputs; ++k) s.strides[k][0] *= V;
+  }
+  return launch_kernel(&pointwise_strided<T, V, Outputs, Inputs, F>,
+                       launch_config(static_cast<unsigned>(ceil_div(groups, kThreads)), kThreads, stream), s, groups,
+                       f);
 }
 
 // Whether every row is whole aligned vectors in every operand.
@@ -300,27 +306,35 @@ int launch_rows_of(const Pointwise& p, const F& f, cudaStream_t stream) {
                        c, f);
 }
 
-inline plan::pointwise::Kernel kernel_of(const Pointwise& p) {
+template <class T, int Operands>
+plan::pointwise::Kernel pointwise_kernel_of(const Pointwise& p, bool gated) {
   using namespace plan::pointwise;
   constexpr int64_t kMostOfRow = 1 << 30;
   bool aligned = true, unit = p.ndim > 0 && p.sizes[0] <= kMostOfRow;
-  for (int k = 0; k < p.operands; ++k) {
+  for (int k = 0; k < Operands; ++k) {
     aligned &= aligned16(p.data[k]);
     unit &= p.ndim == 0 || p.strides[k][0] == 1;
   }
   const bool one_run = p.is_contiguous() && (aligned || p.numel <= kMostOfRow);
   const Layout layout = one_run ? Layout::one_run : unit ? Layout::rows : Layout::strided;
-  return kRules[plan::pointwise::plan(layout, aligned, p.row_scale || p.row_sums, p.numel)].kernel;
+  if (layout == Layout::rows) aligned = rows_are_vectors<T, Operands>(p);
+  const Of of = p.row_scale || p.row_sums ? Of::numbered : gated ? Of::gated : Of::any;
+  return kRules[plan::pointwise::plan(layout, aligned, of, p.numel)].kernel;
 }
 
 template <class T, int Inputs, int Outputs = 1, class F>
 int pointwise_of(const Pointwise& p, void* stream_handle, const F& f) {
   using plan::pointwise::Kernel;
+  constexpr int V = kPointwiseVector<T>;
+  constexpr bool kGated = has_row_scale<F>::value;
   const auto stream = static_cast<cudaStream_t>(stream_handle);
-  const Kernel kernel = kernel_of(p);
-  if (kernel == Kernel::row_vector) return launch_rows_of<T, Outputs, Inputs>(p, f, stream);
+  const Kernel kernel = pointwise_kernel_of<T, Outputs + Inputs>(p, kGated);
+  if constexpr (kGated)
+    if (kernel == Kernel::row_vector) return launch_rows_of<T, Outputs, Inputs>(p, f, stream);
   if (p.is_contiguous()) return launch_contiguous<T, Outputs, Inputs>(p, f, stream, kernel == Kernel::vector);
-  return launch_strided<T, Outputs, Inputs>(p, f, stream);
+  if constexpr (!kGated && V > 1)
+    if (kernel == Kernel::vector) return launch_strided<T, V, Outputs, Inputs>(p, f, stream);
+  return launch_strided<T, 1, Outputs, Inputs>(p, f, stream);
 }
 
 // The same f for every type.

@@ -244,7 +244,7 @@ def _row(op: str, dtype: str, size: Sequence[int], facts: Facts, backward: bool)
 
 
 def _elementwise(size: Sequence[int]) -> _Found:
-    number = _C.plan_pointwise("one run", True, False, size[0] * size[1])
+    number = _C.plan_pointwise("one run", True, "any", size[0] * size[1])
     rule = _C.plan_rules()["pointwise"][number]
     return "pointwise", number, rule["kernel"], {"layout": "one run, aligned"}, rule["why"]
 

@@ -230,20 +230,24 @@ def test_epilogue_backward(rows: int, n: int, aligned: bool, kernel: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("layout", "aligned", "numbers", "elements", "kernel"),
+    ("layout", "aligned", "of", "elements", "kernel"),
     [
-        ("one run", True, False, 4097, "vector"),
-        ("one run", True, False, 4096, "element"),
-        ("one run", False, False, 4097, "row_vector"),
-        ("one run", False, False, 0, "element"),
-        ("rows", True, False, 4097, "row_vector"),
-        ("rows", False, False, 4096, "element"),
-        ("rows", False, True, 1, "row_vector"),
-        ("strided", True, False, 1 << 40, "element"),
+        ("one run", True, "any", 4097, "vector"),
+        ("one run", True, "gated", 4097, "vector"),
+        ("one run", True, "any", 4096, "element"),
+        ("one run", False, "any", 4097, "element"),
+        ("one run", False, "gated", 4097, "row_vector"),
+        ("one run", False, "gated", 0, "element"),
+        ("rows", True, "any", 4097, "vector"),
+        ("rows", False, "any", 4097, "element"),
+        ("rows", True, "gated", 4097, "row_vector"),
+        ("rows", False, "gated", 4096, "element"),
+        ("rows", False, "numbered", 1, "row_vector"),
+        ("strided", True, "gated", 1 << 40, "element"),
     ],
 )
-def test_elementwise(layout: str, aligned: bool, numbers: bool, elements: int, kernel: str) -> None:
-    number = _C.plan_pointwise(layout, aligned, numbers, elements)
+def test_elementwise(layout: str, aligned: bool, of: str, elements: int, kernel: str) -> None:
+    number = _C.plan_pointwise(layout, aligned, of, elements)
     assert _C.plan_rules()["pointwise"][number]["kernel"] == kernel
 
 

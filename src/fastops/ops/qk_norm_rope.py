@@ -223,7 +223,8 @@ def qk_norm_rope(
     weights, no statistics.
 
     Args:
-        q, k, cos, sin, positions, rotary_dim, interleaved, seq_dim: as in :func:`fastops.rope`.
+        q, k, cos, sin, positions, rotary_dim, interleaved, seq_dim: as in :func:`fastops.rope`. On CUDA our kernels
+            run for heads of up to 256 numbers.
         q_weight, k_weight: :math:`w`, ``[dim]``, of ``q``'s dtype, or float32 beside a half type. None: no factor.
         eps: :math:`\epsilon`, in the units of ``q`` squared. None: as in :func:`fastops.rms_norm`.
         weight_offset: :math:`o`, added to weights that are there; 1.0 for weights kept around zero, as Gemma's.
