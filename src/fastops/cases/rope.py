@@ -13,6 +13,7 @@ from .case import RawCall, Sample
 from .inputs import Layout, Make, misaligned, row_slice, stepped, transposed
 
 Pair = tuple[Tensor, Tensor]
+MOST_NORMALIZED = 256  # numbers of a head that has kernels of qk_norm_rope on CUDA; of more it is the plain composition
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -112,6 +113,7 @@ def raw(name: str) -> Callable[[Make, int, int], list[RawCall]]:
     """Tokens first; tables of both widths and dtypes, by halves and interleaved, with positions, the adjoint."""
 
     def calls(make: Make, rows: int, n: int) -> list[RawCall]:
+        n = n if name == "rope" else min(n, MOST_NORMALIZED)
         rotary = n // 2 * 2
         found: list[RawCall] = []
         for half, interleaved, looked_up, adjoint in (
