@@ -8,19 +8,9 @@ namespace {
 
 constexpr int64_t kMostPairs = kMostOfHead / 2;
 
-FASTOPS_INLINE float root(float x) { return __builtin_sqrtf(x); }
-FASTOPS_INLINE double root(double x) { return __builtin_sqrt(x); }
-
-template <class T>
-FASTOPS_INLINE accumulate_t<T> value(const T* p) {
-  if constexpr (sizeof(T) == 2)
-    return load_first(p, 1)[0];
-  else
-    return *p;
-}
 // Of what is T or f32.
 template <class T>
-FASTOPS_INLINE accumulate_t<T> value(const void* p, int64_t at, DType dtype) {
+FASTOPS_INLINE accumulate_t<T> value_of(const void* p, int64_t at, DType dtype) {
   return dtype == DType::f32 ? accumulate_t<T>(static_cast<const float*>(p)[at]) : value(static_cast<const T*>(p) + at);
 }
 
@@ -90,10 +80,10 @@ struct Angles {
     }
     for (int64_t i = 0; i < places.half; ++i) {
       const int64_t a = row + (r.full ? places.first(i) : i), b = row + (r.full ? places.second(i) : i);
-      room[0][i] = value<T>(r.cos, a, r.table);
-      room[1][i] = value<T>(r.cos, b, r.table);
-      room[2][i] = value<T>(r.sin, a, r.table);
-      room[3][i] = value<T>(r.sin, b, r.table);
+      room[0][i] = value_of<T>(r.cos, a, r.table);
+      room[1][i] = value_of<T>(r.cos, b, r.table);
+      room[2][i] = value_of<T>(r.sin, a, r.table);
+      room[3][i] = value_of<T>(r.sin, b, r.table);
     }
     point(room[0], room[1], room[2], room[3], r.adjoint);
   }
@@ -150,7 +140,7 @@ struct Weight {
   void prepare(const QkNormRope& p, int tensor, const Places& places) {
     const void* weight = p.weight[tensor];
     const auto of = [&](int64_t d) {
-      return weight ? value<T>(weight, d, p.parameter) + static_cast<A>(p.weight_offset) : A(1);
+      return weight ? value_of<T>(weight, d, p.parameter) + static_cast<A>(p.weight_offset) : A(1);
     };
     for (int64_t i = 0; i < places.half; ++i) {
       first[i] = of(places.first(i));

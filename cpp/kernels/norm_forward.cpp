@@ -14,22 +14,11 @@ struct Spread {
   double origin, shift, variance;
 };
 
-FASTOPS_INLINE float root(float a) { return __builtin_sqrtf(a); }
-FASTOPS_INLINE double root(double a) { return __builtin_sqrt(a); }
-
 // Whether E[d²] - shift² is a variance: no square overflowed, and shift, which takes digits from it, is at most so many
 // standard deviations.
 template <class A>
 FASTOPS_INLINE bool holds(A shift, A variance, A deviations) {
   return variance * (deviations * deviations) >= shift * shift && variance < static_cast<A>(__builtin_inf());
-}
-
-template <class T>
-FASTOPS_INLINE accumulate_t<T> value(const T* p) {
-  if constexpr (sizeof(T) == 2)
-    return load_first(p, 1)[0];
-  else
-    return *p;
 }
 
 // Where it does not about the mean either: rows that are constant but for rounding, or huge, in f64.

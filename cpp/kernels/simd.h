@@ -314,6 +314,18 @@ FASTOPS_INLINE void store_first(T* p, int64_t n, vec_t<T> v) {
   raw<W * sizeof(T)>::store_first(reinterpret_cast<char*>(p), n * int64_t{sizeof(T)}, bytes);
 }
 
+// One element.
+template <class T>
+FASTOPS_INLINE accumulate_t<T> value(const T* p) {
+  if constexpr (sizeof(T) == 2)
+    return load_first(p, 1)[0];
+  else
+    return *p;
+}
+
+FASTOPS_INLINE float root(float a) { return __builtin_sqrtf(a); }
+FASTOPS_INLINE double root(double a) { return __builtin_sqrt(a); }
+
 // A whole vector, or the first `count` lanes at the end of a row.
 template <class T>
 FASTOPS_INLINE vec_t<T> load_some(const T* p, int64_t count) {

@@ -135,14 +135,14 @@ def rms_forward(
     """Output, of the dtype of ``like``, and rstd."""
     computed = computed_dtype(x, like, weight)
     values = x.to(computed)
-    rstd = _inverse_root(values.square(), _trailing(dims), _rms_eps(x, eps))
+    rstd = _inverse_root(values.square(), _trailing(dims), rms_eps(x, eps))
     out = values * rstd
     if weight is not None:
         out = out * (weight.to(computed) + weight_offset)
     return out.to(like.dtype).contiguous(), _saved(x, dims, rstd).squeeze(-1)
 
 
-def _rms_eps(x: Tensor, eps: float | None) -> float:
+def rms_eps(x: Tensor, eps: float | None) -> float:
     return torch.finfo(wide(x).dtype).eps if eps is None else eps
 
 
@@ -192,7 +192,7 @@ def rms_backward(
     trailing = _trailing(dims)
     computed = computed_dtype(grad, x, weight)
     values = x.to(computed)
-    rstd = _inverse_root(values.square(), trailing, _rms_eps(x, eps))
+    rstd = _inverse_root(values.square(), trailing, rms_eps(x, eps))
     g, h = grad.to(computed), values * rstd
     grad_weight = grad_input = x.new_empty(0)
     if need_weight:

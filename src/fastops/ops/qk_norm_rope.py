@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._arguments import check_numbers, check_tensors
+from .._norm import rms_eps
 from .._operator import Operator, check_parameter, wide
 from ..families.rope import Rotation, batched, batched_tables, check_arguments, like, where
 
@@ -26,17 +27,13 @@ def _check(q: Tensor, k: Tensor | None, q_weight: Tensor | None, k_weight: Tenso
             check_parameter(_NAME, name, weight, [q.shape[-1]], q)
 
 
-def _eps(x: Tensor, eps: float | None) -> float:
-    return torch.finfo(x.dtype).eps if eps is None else eps
-
-
 def _factor(weight: Tensor | None, offset: float, like: Tensor) -> Tensor | float:
     return 1.0 if weight is None else weight.to(like.dtype) + offset
 
 
 def _normalized(x: Tensor, eps: float | None) -> tuple[Tensor, Tensor]:
     """Heads in the type that is computed in, divided by their root mean square, and one over that."""
-    rstd = torch.rsqrt((x * x).mean(-1, keepdim=True) + _eps(x, eps))
+    rstd = torch.rsqrt((x * x).mean(-1, keepdim=True) + rms_eps(x, eps))
     return x * rstd, rstd
 
 
@@ -224,7 +221,7 @@ def qk_norm_rope(
 
     Args:
         q, k, cos, sin, positions, rotary_dim, interleaved, seq_dim: as in :func:`fastops.rope`. On CUDA our kernels
-            run for heads of up to 256 numbers.
+            run for heads of up to 256 numbers, 248 where a part is rotated.
         q_weight, k_weight: :math:`w`, ``[dim]``, of ``q``'s dtype, or float32 beside a half type. None: no factor.
         eps: :math:`\epsilon`, in the units of ``q`` squared. None: as in :func:`fastops.rms_norm`.
         weight_offset: :math:`o`, added to weights that are there; 1.0 for weights kept around zero, as Gemma's.
