@@ -15,7 +15,7 @@ using device::Vector;
 constexpr int kRopeThreads = 256;
 
 // Pairs of a lane, which has two vectors of a head: 8 bytes of the half types, because with 16 too few lanes have room.
-constexpr int kPairs = 4;
+constexpr int kPairs = kPairsOfTurn;
 
 struct RopeTasks {
   int lanes;          // of a team, a power of two up to a warp
@@ -41,18 +41,7 @@ template <bool Aligned, int W, class T, class A>
 __device__ inline void load_either(const void* p, int64_t at, int count, bool is_f32, A (&x)[W]) {
   if (sizeof(T) != 4 && is_f32) {
     float y[W];
-    if constexpr (Aligned && W > 4) {
-      float low[4], high[4];
-      device::load<true, 4>(static_cast<const float*>(p) + at, 4, low);
-      device::load<true, 4>(static_cast<const float*>(p) + at + 4, 4, high);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        y[k] = low[k];
-        y[4 + k] = high[k];
-      }
-    } else {
-      device::load<Aligned, W>(static_cast<const float*>(p) + at, count, y);
-    }
+    device::load<Aligned, W>(static_cast<const float*>(p) + at, count, y);
 #pragma unroll
     for (int k = 0; k < W; ++k) x[k] = y[k];
   } else {
@@ -300,12 +289,11 @@ inline int heads_of_team(const Rope& p, int lanes, int most) {
 inline RopeTasks rope_tasks(const Rope& p, int most_heads, int most_heads_by_token) {
   const Rotation& r = p.rotation;
   const Heads& first = p.input[0];
-  constexpr int64_t W = kPairs;
   RopeTasks tasks{};
-  tasks.rotary_turns = static_cast<int>(ceil_div(r.rotary / 2, W));
-  tasks.all_turns = tasks.rotary_turns + static_cast<int>(ceil_div(r.dim - r.rotary, 2 * W));
+  tasks.rotary_turns = static_cast<int>(rotary_turns(r));
+  tasks.all_turns = static_cast<int>(all_turns(r));
   tasks.lanes = 1;
-  while (tasks.lanes < 32 && tasks.lanes < tasks.all_turns) tasks.lanes *= 2;
+  while (tasks.lanes < kMostTurnsAtOnce && tasks.lanes < tasks.all_turns) tasks.lanes *= 2;
   tasks.tokens_first = first.heads > 1 && first.seq_stride < first.head_stride;
   tasks.heads_each = heads_of_team(p, tasks.lanes, tasks.tokens_first ? most_heads_by_token : most_heads);
   for (int k = 0; k < p.tensors; ++k) tasks.groups[k] = static_cast<int>(ceil_div(p.input[k].heads, tasks.heads_each));

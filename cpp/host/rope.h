@@ -51,12 +51,9 @@ class RopeProblem {
   std::vector<std::pair<Tensor, Tensor>> copies_;  // to, from
 };
 
-// Whether kernels take heads of this size, of tensors that they take; and heads that are normalised.
-inline bool rope_takes(const Tensor& q, int64_t most = kMostOfHead) {
-  return kernels_take(q) && (q.dim() == 0 || q.size(q.dim() - 1) <= most);
-}
-inline bool qk_norm_rope_takes(const Tensor& q) {
-  return rope_takes(q, q.is_cuda() ? kMostOfNormalizedHead : kMostOfHead);
+// Whether kernels take heads of this size, of tensors that they take.
+inline bool rope_takes(const Tensor& q) {
+  return kernels_take(q) && (q.dim() == 0 || q.size(q.dim() - 1) <= kMostOfHead);
 }
 
 }  // namespace fastops

@@ -34,6 +34,11 @@ static void set_norm(const char* op, QkNormRope& p, RopeProblem& problem, const 
   p.weight_offset = weight_offset;
 }
 
+// More than the CUDA kernels have lanes for.
+static bool has_many_turns(const Tensor& q, const RopeProblem& problem) {
+  return q.is_cuda() && all_turns(problem.rope.rotation) > kMostTurnsAtOnce;
+}
+
 static int64_t bytes_of_token(const Rope& p) {
   return 2 * (p.input[0].heads + p.input[1].heads) * p.rotation.dim * size_of(p.dtype);
 }
@@ -42,11 +47,14 @@ Pair qk_norm_rope(const Tensor& q, const OptionalTensor& k, const OptionalTensor
                   const OptionalTensor& k_weight, const Tensor& cos, const Tensor& sin, const OptionalTensor& positions,
                   std::optional<int64_t> rotary_dim, bool interleaved, int64_t seq_dim, std::optional<double> eps,
                   double weight_offset) {
-  if (!qk_norm_rope_takes(q))
+  const auto plain = [&] {
     return call<Pair>("fastops::qk_norm_rope_reference", q, k, q_weight, k_weight, cos, sin, positions, rotary_dim,
                       interleaved, seq_dim, eps, weight_offset);
+  };
+  if (!rope_takes(q)) return plain();
   const char* op = "qk_norm_rope";
   RopeProblem problem(op, q, k, {cos, sin, positions, rotary_dim, interleaved, seq_dim, false});
+  if (has_many_turns(q, problem)) return plain();
   QkNormRope p{problem.rope};
   set_norm(op, p, problem, q, k, q_weight, k_weight, eps, weight_offset);
   if (problem.empty) return {allocate_like(q), k ? allocate_like(*k) : nothing(q, p.dtype)};
@@ -69,14 +77,17 @@ Four qk_norm_rope_backward(const Tensor& grad_q, const OptionalTensor& grad_k, c
                            const Tensor& sin, const OptionalTensor& positions, std::optional<int64_t> rotary_dim,
                            bool interleaved, int64_t seq_dim, std::optional<double> eps, double weight_offset,
                            bool need_weights) {
-  if (!qk_norm_rope_takes(q))
+  const auto plain = [&] {
     return call<Four>("fastops::qk_norm_rope_backward_reference", grad_q, grad_k, q, k, q_weight, k_weight, cos, sin,
                       positions, rotary_dim, interleaved, seq_dim, eps, weight_offset, need_weights);
+  };
+  if (!rope_takes(q)) return plain();
   const char* op = "qk_norm_rope_backward";
   check_alike(op, "grad_q", grad_q, "q", q);
   FASTOPS_CHECK(grad_k.has_value() == k.has_value(), op, "grad_k must be there with k alone");
   if (k) check_alike(op, "grad_k", *grad_k, "k", *k);
   RopeProblem problem(op, q, k, {cos, sin, positions, rotary_dim, interleaved, seq_dim, true});
+  if (has_many_turns(q, problem)) return plain();
   QkNormRopeBackward p{{problem.rope}};
   set_norm(op, p, problem, q, k, q_weight, k_weight, eps, weight_offset);
   const auto sum_of = [&](const OptionalTensor& weight) {

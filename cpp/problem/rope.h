@@ -52,8 +52,15 @@ struct QkNormRopeBackward : QkNormRope {
   int64_t chunks[2] = {};
 };
 
-// Numbers of a head; kernels have room for no more. On CUDA a team of lanes has all of a head that is normalised.
-constexpr int64_t kMostOfHead = 2048, kMostOfNormalizedHead = 256;
+constexpr int64_t kMostOfHead = 2048;  // numbers; kernels have room for no more
+
+// On CUDA a lane has so many pairs of a head in a turn, or behind the rotary part twice as many numbers. Turns of a head, those
+// with pairs first; of one that is normalised the lanes of a warp have all at once.
+constexpr int64_t kPairsOfTurn = 4, kMostTurnsAtOnce = 32;
+constexpr int64_t rotary_turns(const Rotation& r) { return (r.rotary / 2 + kPairsOfTurn - 1) / kPairsOfTurn; }
+constexpr int64_t all_turns(const Rotation& r) {
+  return rotary_turns(r) + (r.dim - r.rotary + 2 * kPairsOfTurn - 1) / (2 * kPairsOfTurn);
+}
 
 using RopeCpu = void(const Rope&, int64_t token_begin, int64_t token_end);
 using RopeCuda = int(const Rope&, void* stream);

@@ -33,6 +33,8 @@ FORMS = (
     Form("34_of_64_interleaved", dim=64, rotary=34, interleaved=True, half=True),
     Form("20_of_36", dim=36, rotary=20, half=True),
     Form("2_of_21", dim=21, rotary=2, half=True),
+    Form("246_of_255", dim=255, rotary=246),  # on CUDA more turns than a warp has lanes
+    Form("250_of_256_interleaved", dim=256, rotary=250, interleaved=True),
     Form("wide", dim=64, wide=True),
     Form("wide_interleaved", dim=40, wide=True, interleaved=True, half=True),
     Form("tables_of_batch", table_batch=(2,)),
