@@ -100,15 +100,23 @@ struct Angles {
   }
 };
 
-// f(tensor, batch, seq, head) of each head of tokens [begin, end), once angles are those of the token.
+// Where a head's tokens are neighbours the heads of one token are far apart, often in the same set of a cache: then this many
+// tokens of a head come before the next head.
+constexpr int64_t kTokens = 8;
+
+// f(angles, tensor, batch, seq, head) of each head of tokens [begin, end).
 template <class T, class F>
 FASTOPS_INLINE void for_heads(const Rope& p, int64_t begin, int64_t end, F f) {
-  Angles<T> angles;
-  for (int64_t token = begin; token < end; ++token) {
-    const int64_t batch = token / p.rotation.seq, seq = token % p.rotation.seq;
-    angles.prepare(p.rotation, batch, seq);
+  const int64_t length = p.rotation.seq, most = p.output[0].seq_stride < p.output[0].head_stride ? kTokens : 1;
+  Angles<T> angles[kTokens];
+  for (int64_t count, token = begin; token < end; token += count) {
+    const int64_t batch = token / length, seq = token % length;
+    const int64_t left = end - token < length - seq ? end - token : length - seq;
+    count = left < most ? left : most;
+    for (int64_t i = 0; i < count; ++i) angles[i].prepare(p.rotation, batch, seq + i);
     for (int tensor = 0; tensor < p.tensors; ++tensor)
-      for (int64_t head = 0; head < p.input[tensor].heads; ++head) f(angles, tensor, batch, seq, head);
+      for (int64_t head = 0; head < p.input[tensor].heads; ++head)
+        for (int64_t i = 0; i < count; ++i) f(angles[i], tensor, batch, seq + i, head);
   }
 }
 
