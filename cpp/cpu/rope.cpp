@@ -103,11 +103,14 @@ struct Angles {
 // Where a head's tokens are neighbours the heads of one token are far apart, often in the same set of a cache: then this many
 // tokens of a head come before the next head.
 constexpr int64_t kTokens = 8;
+FASTOPS_INLINE int64_t tokens_together(const Rope& p) {
+  return p.output[0].seq_stride < p.output[0].head_stride ? kTokens : 1;
+}
 
-// f(angles, tensor, batch, seq, head) of each head of tokens [begin, end).
+// f(angles, tensor, batch, seq, head) of each head of tokens [begin, end), of `most` tokens together.
 template <class T, class F>
-FASTOPS_INLINE void for_heads(const Rope& p, int64_t begin, int64_t end, F f) {
-  const int64_t length = p.rotation.seq, most = p.output[0].seq_stride < p.output[0].head_stride ? kTokens : 1;
+FASTOPS_INLINE void for_heads(const Rope& p, int64_t begin, int64_t end, int64_t most, F f) {
+  const int64_t length = p.rotation.seq;
   Angles<T> angles[kTokens];
   for (int64_t count, token = begin; token < end; token += count) {
     const int64_t batch = token / length, seq = token % length;
@@ -129,14 +132,15 @@ template <class T>
 void rotate(const Rope& p, int64_t begin, int64_t end) {
   constexpr int64_t W = simd<accumulate_t<T>>::size;
   const Places places = places_of(p.rotation);
-  for_heads<T>(p, begin, end, [&](const Angles<T>& angles, int tensor, int64_t batch, int64_t seq, int64_t head) {
-    const T* x = at<T>(p.input[tensor], batch, seq, head);
-    T* y = at<T>(p.output[tensor], batch, seq, head);
-    for_vectors<W>(places.half, [&](int64_t i, int64_t count) {
-      store_pairs(y, places, i, count, angles.rotate(load_pairs(x, places, i, count), i, count));
-    });
-    for (int64_t d = places.rotary; d < places.dim; ++d) y[d] = x[d];
-  });
+  for_heads<T>(p, begin, end, tokens_together(p),
+               [&](const Angles<T>& angles, int tensor, int64_t batch, int64_t seq, int64_t head) {
+                 const T* x = at<T>(p.input[tensor], batch, seq, head);
+                 T* y = at<T>(p.output[tensor], batch, seq, head);
+                 for_vectors<W>(places.half, [&](int64_t i, int64_t count) {
+                   store_pairs(y, places, i, count, angles.rotate(load_pairs(x, places, i, count), i, count));
+                 });
+                 for (int64_t d = places.rotary; d < places.dim; ++d) y[d] = x[d];
+               });
 }
 
 // Of one tensor weight + offset in pairs, then of what lies behind the rotary part.
@@ -172,27 +176,28 @@ void normalize_and_rotate(const QkNormRope& p, int64_t begin, int64_t end) {
   const Places places = places_of(p.rotation);
   Weight<T> weight[2];
   for (int k = 0; k < p.tensors; ++k) weight[k].prepare(p, k, places);
-  for_heads<T>(p, begin, end, [&](const Angles<T>& angles, int tensor, int64_t batch, int64_t seq, int64_t head) {
-    const T* x = at<T>(p.input[tensor], batch, seq, head);
-    T* y = at<T>(p.output[tensor], batch, seq, head);
-    const Weight<T>& w = weight[tensor];
-    V squares{};
-    for_vectors<W>(places.dim, [&](int64_t i, int64_t count) {
-      const V v = load_some(x + i, count);
-      squares += v * v;
-    });
-    const V rstd = splat(reciprocal_root<T>(sum_lanes(squares), p));
-    for_vectors<W>(places.half, [&](int64_t i, int64_t count) {
-      pair<V> v = load_pairs(x, places, i, count);
-      v.a *= rstd * load_some(w.first + i, count);
-      v.b *= rstd * load_some(w.second + i, count);
-      store_pairs(y, places, i, count, angles.rotate(v, i, count));
-    });
-    for_vectors<W>(places.dim - places.rotary, [&](int64_t i, int64_t count) {
-      const V v = load_some(x + places.rotary + i, count);
-      store_some(y + places.rotary + i, count, v * (rstd * load_some(w.rest + i, count)));
-    });
-  });
+  for_heads<T>(p, begin, end, tokens_together(p),
+               [&](const Angles<T>& angles, int tensor, int64_t batch, int64_t seq, int64_t head) {
+                 const T* x = at<T>(p.input[tensor], batch, seq, head);
+                 T* y = at<T>(p.output[tensor], batch, seq, head);
+                 const Weight<T>& w = weight[tensor];
+                 V squares{};
+                 for_vectors<W>(places.dim, [&](int64_t i, int64_t count) {
+                   const V v = load_some(x + i, count);
+                   squares += v * v;
+                 });
+                 const V rstd = splat(reciprocal_root<T>(sum_lanes(squares), p));
+                 for_vectors<W>(places.half, [&](int64_t i, int64_t count) {
+                   pair<V> v = load_pairs(x, places, i, count);
+                   v.a *= rstd * load_some(w.first + i, count);
+                   v.b *= rstd * load_some(w.second + i, count);
+                   store_pairs(y, places, i, count, angles.rotate(v, i, count));
+                 });
+                 for_vectors<W>(places.dim - places.rotary, [&](int64_t i, int64_t count) {
+                   const V v = load_some(x + places.rotary + i, count);
+                   store_some(y + places.rotary + i, count, v * (rstd * load_some(w.rest + i, count)));
+                 });
+               });
 }
 
 // What a chunk of tokens adds up for the gradient of a weight, in the order of Weight.
@@ -235,7 +240,8 @@ void gradients(const QkNormRopeBackward& p, int64_t begin, int64_t end) {
     for (int k = 0; k < p.tensors; ++k) sums[k].clear(places);
     const int64_t first = chunk * each < tokens ? chunk * each : tokens;
     const int64_t last = first + each < tokens ? first + each : tokens;
-    for_heads<T>(p, first, last, [&](const Angles<T>& angles, int tensor, int64_t batch, int64_t seq, int64_t head) {
+    // One by one, so that the weights' sums do not depend on strides.
+    for_heads<T>(p, first, last, 1, [&](const Angles<T>& angles, int tensor, int64_t batch, int64_t seq, int64_t head) {
       const T* x = at<T>(p.input[tensor], batch, seq, head);
       const T* grad = at<T>(p.grad[tensor], batch, seq, head);
       T* y = at<T>(p.output[tensor], batch, seq, head);
