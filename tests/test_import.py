@@ -39,6 +39,7 @@ def package(tmp_path: Path) -> Path:
     for folder in fastops.__path__:
         shutil.copytree(folder, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("_C.*.so", "__pycache__"))
     shutil.copy(_C.__file__, copy / "_C.abi3.so")
+    shutil.copy(fastops.library_path(), copy)
     return copy
 
 
@@ -249,6 +250,16 @@ def break_machine(package: Path) -> list[str]:
     return SITE
 
 
+def break_library_remove(package: Path) -> list[str]:
+    (package / "libfastops.so").unlink()
+    return SITE
+
+
+def break_library_truncate(package: Path) -> list[str]:
+    os.truncate(package / "libfastops.so", 40)
+    return SITE
+
+
 def break_name(package: Path) -> list[str]:
     (package / "_C.abi3.so").rename(package / "_C.cpython-399-riscv64-linux-gnu.so")
     return SITE
@@ -281,6 +292,8 @@ BROKEN = {
     "a text file": (break_text, "_C.abi3.so is a file for another platform: not a shared library, not "),
     "a truncated file": (break_truncate, "_C.abi3.so is damaged: ImportError: "),
     "another machine": (break_machine, "_C.abi3.so is a file for another platform: Linux (ELF machine 243), not "),
+    "no library": (break_library_remove, "the library libfastops.so is missing, which the extension needs: "),
+    "a truncated library": (break_library_truncate, "libfastops.so is damaged: ImportError: "),
     "another Python": (break_name, "There is: _C.cpython-399-riscv64-linux-gnu.so (Linux "),
     "nanobind-backend missing": (break_nanobind, "pip install nanobind-backend"),
     "torch missing": (break_no_torch, 'PyTorch is not installed. pip install -U "torch>=2.10"'),
@@ -334,6 +347,18 @@ import fastops
     assert result.returncode == 1, result.stderr
     assert "ImportError: [fastops] a process can hold one copy: " in result.stderr
     assert result.stderr.rstrip().endswith(f"{package / '_C.abi3.so'} asked for")
+
+
+def test_after_its_library_was_loaded_alone() -> None:
+    code = f"""
+import torch
+torch.ops.load_library({fastops.library_path()!r})
+torch.ops.fastops.relu(torch.ones(3))
+import fastops
+fastops.relu(torch.ones(3))
+"""
+    result = python("-c", code)
+    assert result.returncode == 0, result.stderr
 
 
 def test_conda_mends_what_conda_installed(monkeypatch: pytest.MonkeyPatch) -> None:

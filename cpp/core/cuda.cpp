@@ -16,6 +16,12 @@
 #include <cuda_runtime_api.h>
 #endif
 
+namespace fastops {
+
+FASTOPS_CUDA_KERNEL(card, Card());
+
+}  // namespace fastops
+
 namespace fastops::cuda {
 namespace {
 
@@ -140,6 +146,12 @@ const Device& device(int index) {
   return *fresh.release();
 }
 
+Card card(int index) {
+  if (device(index).group < 0) throw std::runtime_error("[plan] " + device(index).reason);
+  const Launch launch("plan", index);
+  return card_cuda[launch.group()]();
+}
+
 // Almost always the device is current, and nothing is to be done; a guard takes an allocation and two questions to the
 // driver. Otherwise torch's guard comes first: it knows which devices have a context and makes none by going back. Ours
 // too, since the runtime is linked statically and may have its own idea of the current device.
@@ -185,6 +197,7 @@ const Device& device(int) {
   return none;
 }
 Device fit(int, int) { return device(0); }
+Card card(int) { throw std::runtime_error("[plan] this build has no CUDA kernels"); }
 Launch::Launch(const char* op, int device_index) : op_(op), device_(device_index) {}
 Launch::~Launch() = default;
 void Launch::check(int) const {}

@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "core/export.h"
 #include "fastops_build.h"
+#include "plan/card.h"
 
 namespace fastops::cuda {
 
@@ -17,14 +19,16 @@ struct Device {
 };
 
 // Cached per device; the first call asks the driver.
-const Device& device(int index);
-int device_count(std::string* error);
+FASTOPS_EXPORT const Device& device(int index);
+FASTOPS_EXPORT int device_count(std::string* error);
 // What a card of this capability would run under a driver for CUDA `driver`, 1000 * major + 10 * minor. Asks nobody.
-Device fit(int capability, int driver);
+FASTOPS_EXPORT Device fit(int capability, int driver);
+// The facts of a device that has kernels. Throws std::runtime_error with the reason where it has none.
+FASTOPS_EXPORT Card card(int device);
 
-std::vector<std::string> arch_groups();
+FASTOPS_EXPORT std::vector<std::string> arch_groups();
 // Throws std::invalid_argument if FASTOPS_CUDA_ARCH names a group that the binary lacks. Touches no driver.
-void check_environment();
+FASTOPS_EXPORT void check_environment();
 
 // Makes `device` current for this thread's launches and gives torch's current stream there.
 class Launch {

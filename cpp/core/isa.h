@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "core/export.h"
 #include "fastops_build.h"
 
 namespace fastops {
@@ -14,13 +15,13 @@ struct IsaLevel {
 };
 
 // All levels in the binary, best last.
-std::vector<IsaLevel> isa_levels();
+FASTOPS_EXPORT std::vector<IsaLevel> isa_levels();
 
 // Index of the level in use: the best that this CPU can run, or what FASTOPS_CPU_ISA or set_isa() named.
-int isa();
+FASTOPS_EXPORT int isa();
 
 // Throws std::invalid_argument for a level that the binary lacks or this CPU cannot run.
-void set_isa(const std::string& name);
+FASTOPS_EXPORT void set_isa(const std::string& name);
 
 }  // namespace fastops
 

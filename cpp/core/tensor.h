@@ -5,8 +5,11 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
+#include <iterator>
 #include <limits>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -155,6 +158,11 @@ StableIValue to_stack(T value) {
     return detail::from(value.release());
   } else if constexpr (std::is_same_v<T, OptionalTensor>) {
     return detail::from(value ? std::optional(value->release()) : std::nullopt);
+  } else if constexpr (std::is_same_v<T, std::vector<bool>>) {  // of bits, which have no addresses
+    bool values[8];
+    if (value.size() > std::size(values)) throw std::out_of_range("[fastops] a list of more than 8 bools");
+    std::copy(value.begin(), value.end(), values);
+    return detail::from(torch::headeronly::HeaderOnlyArrayRef<bool>(values, value.size()));
   } else {
     return detail::from(value);
   }

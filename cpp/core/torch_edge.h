@@ -15,6 +15,7 @@
 
 #include "core/cuda.h"
 #include "core/dtype.h"
+#include "core/gradients.h"
 #include "core/isa.h"
 #include "core/schema.h"
 #include "core/tensor.h"
@@ -134,4 +135,5 @@ void run_on_threads(int64_t count, int64_t bytes_each, const F& f) {
   static_assert(::fastops::schema::matches(signature, &function), "schema and C++ function disagree: " name); \
   FASTOPS_SCHEMA(name, signature)                                                                             \
   STABLE_TORCH_LIBRARY_IMPL(fastops, CPU, m) { m.impl(name, ::fastops::Boxed<&function>::call); }             \
-  FASTOPS_OP_CUDA(name, function)
+  FASTOPS_OP_CUDA(name, function)                                                                             \
+  static const ::fastops::Refusal C10_CONCATENATE(refusal_, C10_UID)(name, ::fastops::Refusing<&function, name>::call);

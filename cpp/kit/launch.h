@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/cuda.h"
+#include "core/export.h"
 
 namespace fastops::kit {
 
@@ -14,7 +15,7 @@ struct Dim3 {
 };
 
 // A loaded image (a CUBIN). It belongs to no context; each device that it is used on gets its own copy of the code.
-class Image {
+class FASTOPS_EXPORT Image {
  public:
   explicit Image(const void* cubin);
   void* get() const { return library_; }
@@ -24,7 +25,7 @@ class Image {
 };
 
 // A kernel of an image, ready on one device: a launch loads nothing, so that a graph may capture even the first one.
-class Kernel {
+class FASTOPS_EXPORT Kernel {
  public:
   // `op` names it in messages, `symbol` in the image.
   Kernel(const std::string& op, const Image& image, const std::string& symbol, int device);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/export.h"
 #include "core/torch_edge.h"
 
 namespace fastops::kit {
@@ -68,13 +69,13 @@ int64_t stride_of(const Tensor& tensor, const Layout& layout, size_t d);
 
 // Its schema is (Tensor..., float..., <what the kind takes>, *, int program=<what this returns>); that of `reference`,
 // an op which takes what no kernel does, is the same.
-int64_t define(std::string name, std::string reference, std::vector<std::string> tensors, int scalars, int outputs);
+FASTOPS_EXPORT int64_t define(std::string name, std::string reference, std::vector<std::string> tensors, int scalars,
+                              int outputs);
 // For the CPU and CUDA keys of `op`, "space::name".
-void implement(const std::string& op, bool reduces);
-void add_kernel(int64_t program, int64_t dtypes, int device, int variant, uint64_t handle);
-
-void add_cuda_kernel(int64_t program, int64_t dtypes, int device, int variant, uintptr_t image,
-                     const std::string& symbol);
+FASTOPS_EXPORT void implement(const std::string& op, bool reduces);
+FASTOPS_EXPORT void add_kernel(int64_t program, int64_t dtypes, int device, int variant, uint64_t handle);
+FASTOPS_EXPORT void add_cuda_kernel(int64_t program, int64_t dtypes, int device, int variant, uintptr_t image,
+                                    const std::string& symbol);
 
 // Boxed.
 void pointwise(StableIValue* stack, uint64_t arguments, uint64_t results);

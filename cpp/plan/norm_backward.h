@@ -1,5 +1,6 @@
 #pragma once
 // Which kernel of a norm's backward runs: a table of rules, in the words of rule.h; `residual` is the gradient of the sum.
+#include "core/export.h"
 #include "plan/rule.h"
 
 namespace fastops::plan::norm_backward {
@@ -120,7 +121,8 @@ struct Plan {
 // The number of the rule for a row. It does not get the number of rows.
 int rule_of(const Row& row, const Card& card);
 // Without `columns`, which needs to know how many of its clusters a card has at once: only the driver does.
-Plan plan(const Row& row, int64_t rows, const Card& card);
-ColumnOrder column_order(const Plan& plan, const Row& row, int64_t rows, const Card& card, int64_t clusters);
+FASTOPS_EXPORT Plan plan(const Row& row, int64_t rows, const Card& card);
+FASTOPS_EXPORT ColumnOrder column_order(const Plan& plan, const Row& row, int64_t rows, const Card& card,
+                                        int64_t clusters);
 
 }  // namespace fastops::plan::norm_backward

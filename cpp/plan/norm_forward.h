@@ -1,5 +1,6 @@
 #pragma once
 // Which kernel of a norm's forward runs: a table of rules, in the words of rule.h.
+#include "core/export.h"
 #include "plan/rule.h"
 
 namespace fastops::plan::norm_forward {
@@ -265,6 +266,6 @@ struct Plan {
 
 // The number of the rule for a row. It does not get the number of rows.
 int rule_of(const Row& row, const Card& card);
-Plan plan(const Row& row, int64_t rows, const Card& card);
+FASTOPS_EXPORT Plan plan(const Row& row, int64_t rows, const Card& card);
 
 }  // namespace fastops::plan::norm_forward

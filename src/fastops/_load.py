@@ -15,6 +15,7 @@ from importlib import metadata
 
 TORCH_FLOOR = (2, 10)
 _FLOOR = ".".join(map(str, TORCH_FLOOR))
+LIBRARY = "libfastops.so"  # beside the extension
 DISTRIBUTIONS = ("fastops", "fastops-cu12", "fastops-cu13")
 
 # What went wrong, kept for `python -m fastops.info`.
@@ -40,6 +41,9 @@ def check_alone() -> None:
     spec = importlib.util.find_spec("._C", __package__)
     here = os.path.realpath(spec.origin) if spec and spec.origin else ""
     before = getattr(torch.ops.fastops, "extension", "")
+    opened = {os.path.realpath(path) for path in torch.ops.loaded_libraries}
+    if not before and os.path.join(os.path.dirname(here), LIBRARY) in opened:
+        before = here  # its operators came by torch.ops.load_library
     if here and torch._C._jit_get_schemas_for_operator("fastops::square") and before != here:
         raise ImportError(
             f"[fastops] a process can hold one copy: {before or 'another'} is loaded, and {here} asked for"
@@ -154,8 +158,8 @@ def _file(error: BaseException, distribution: str, version: str) -> str:
         endings = ", ".join(importlib.machinery.EXTENSION_SUFFIXES)
         listed = ", ".join(f"{os.path.basename(file)} ({made_for(file)})" for file in files)
         return f"[fastops] no extension file for {here}, which opens {endings}. There is: {listed}. {again}"
-    path = getattr(error, "path", None)
-    if path in files and f"{path}: " in text:
+    libraries = [os.path.join(os.path.dirname(file), LIBRARY) for file in files]
+    if path := next((path for path in (*files, *filter(os.path.exists, libraries)) if f"{path}: " in text), None):
         name, made = os.path.basename(path), made_for(path)
         if made != _platform():
             return f"[fastops] {name} is a file for another platform: {made}, not {here}. {again}"

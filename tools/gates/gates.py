@@ -14,6 +14,7 @@ import sys
 import sysconfig
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import waits as machine_code
 from cyclonedx.schema import SchemaVersion
@@ -26,9 +27,35 @@ SIZE_LIMITS = {"fastops": 3, "fastops-cu12": 24, "fastops-cu13": 24}
 
 NEEDED = re.compile(r"lib(torch|torch_cpu|c10|stdc\+\+|gcc_s|m|c|dl|rt|pthread)\.so[.\d]*|ld-linux[\w-]*\.so[.\d]*")
 
-# Undefined symbols without a version: the stable ABI of Python, nanobind's split mode, torch's C shims, and what every
-# linker leaves open.
-KNOWN = re.compile(r"_?Py\w+|nb_\w+|(aoti_)?torch_\w+|_ITM_\w+|__gmon_start__|__cxa_finalize")
+# Undefined symbols without a version: torch's C shims, and what every linker leaves open.
+KNOWN = re.compile(r"(aoti_)?torch_\w+|_ITM_\w+|__gmon_start__|__cxa_finalize")
+
+
+class Binary(NamedTuple):
+    """What one of a wheel's two may have beside that."""
+
+    needs: str  # libraries
+    run_paths: list[str]
+    exports: re.Pattern[str]
+    imports: re.Pattern[str]
+
+
+OURS = re.compile(r"_ZNK?7fastops\w+")
+BINARIES = {
+    # The stable ABI of Python, nanobind's split mode, and our own library beside it.
+    "_C.abi3.so": Binary(
+        "libfastops.so", ["$ORIGIN"], re.compile("PyInit__C"), re.compile(rf"_?Py\w+|nb_\w+|{OURS.pattern}")
+    ),
+    # Without Python: a C++ program opens it.
+    "libfastops.so": Binary("", [], re.compile(rf"fastops_\w+|{OURS.pattern}"), re.compile("(?!)")),
+}
+
+# Of the tree, and what they are in a wheel.
+FOLDERS = {
+    "src/fastops": "fastops",
+    "cpp/include/fastops": "fastops/include/fastops",
+    "cuda/device": "fastops/include/fastops/device",
+}
 
 ISA_LEVELS = {"x86_64": ["base", "avx2", "avx512"], "aarch64": ["base"]}
 
@@ -100,14 +127,14 @@ def twine(wheel: Wheel) -> str:
 
 
 def contents(wheel: Wheel) -> str:
-    """The tree's package, stubs, licence and device headers, the SBOM; no test, no other source, no bundled library."""
+    """The tree's package, stubs, licence and headers, the SBOM; no test, no other source, no library of others."""
     info = wheel.dist_info.name
-    sources = {f"{info}/licenses/LICENSE": "LICENSE"}
-    for source in run("git", "-C", str(ROOT), "ls-files", "src/fastops", "cuda/device").split():
-        header = f"fastops/include/fastops/device/{Path(source).name}"
-        sources[source.removeprefix("src/") if source.startswith("src/") else header] = source
+    sources = {f"{info}/licenses/LICENSE": "LICENSE", "fastops/fastops-config.cmake": "cmake/fastops-config.cmake"}
+    for folder, inside in FOLDERS.items():
+        for source in run("git", "-C", str(ROOT), "ls-files", folder).split():
+            sources[inside + source.removeprefix(folder)] = source
     made = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "sboms/fastops.cdx.json")}
-    expected = {"fastops/_C.abi3.so", *sources, *made}
+    expected = {*(f"fastops/{name}" for name in BINARIES), *sources, *made}
     if set(wheel.names) != expected:
         extra, missing = set(wheel.names) - expected, expected - set(wheel.names)
         raise Failed(f"not expected: {sorted(extra)}; missing: {sorted(missing)}")
@@ -133,12 +160,12 @@ def record(wheel: Wheel) -> str:
 def size(wheel: Wheel) -> str:
     """Under its limit, with what takes the room."""
     megabytes = wheel.file.stat().st_size / 1e6
-    sections = {section.name: section["sh_size"] for section in wheel.elf.iter_sections()}
+    sections = {section.name: section["sh_size"] for section in wheel.elf[wheel.library].iter_sections()}
     device = sections.get(".nv_fatbin", 0)
-    host = wheel.extension.stat().st_size - device
+    host = wheel.library.stat().st_size - device
     code = sections.get(".text", 0)
     said = (
-        f"{megabytes:.2f} MB of at most {SIZE_LIMITS[wheel.distribution]}; unpacked, the extension is "
+        f"{megabytes:.2f} MB of at most {SIZE_LIMITS[wheel.distribution]}; unpacked, libfastops.so is "
         f"{device / 1e6:.2f} MB of CUDA code and {host / 1e6:.2f} MB for the CPU ({code / 1e6:.2f} of it instructions)"
     )
     if megabytes > SIZE_LIMITS[wheel.distribution]:
@@ -163,33 +190,40 @@ def sbom(wheel: Wheel) -> str:
 
 
 def needed(wheel: Wheel) -> str:
-    """torch, the C and C++ libraries, and nothing else, from no folder of the build machine."""
-    dynamic = list(wheel.elf.get_section_by_name(".dynamic").iter_tags())
-    libraries = [tag.needed for tag in dynamic if tag.entry.d_tag == "DT_NEEDED"]
-    paths = [tag for tag in dynamic if tag.entry.d_tag in ("DT_RPATH", "DT_RUNPATH")]
-    if foreign := [library for library in libraries if not NEEDED.fullmatch(library)]:
-        raise Failed(f"it needs {', '.join(foreign)}")
-    if paths:
-        raise Failed(f"it has a run path: {paths}")
-    return ", ".join(libraries)
+    """torch, the C and C++ libraries, and our own; from no folder of the build machine."""
+    seen: dict[str, None] = {}
+    for binary, elf in wheel.elf.items():
+        allowed, dynamic = BINARIES[binary.name], list(elf.get_section_by_name(".dynamic").iter_tags())
+        libraries = [tag.needed for tag in dynamic if tag.entry.d_tag == "DT_NEEDED"]
+        paths = [tag.runpath for tag in dynamic if tag.entry.d_tag == "DT_RUNPATH"]
+        paths += [tag.rpath for tag in dynamic if tag.entry.d_tag == "DT_RPATH"]
+        if foreign := [name for name in libraries if name != allowed.needs and not NEEDED.fullmatch(name)]:
+            raise Failed(f"{binary.name} needs {', '.join(foreign)}")
+        if paths != allowed.run_paths:
+            raise Failed(f"the run path of {binary.name} must be {allowed.run_paths}, got {paths}")
+        seen |= dict.fromkeys(libraries)
+    return ", ".join(seen)
 
 
 def symbols(wheel: Wheel) -> str:
-    """It exports its entry alone, and what it imports is of a stable ABI or versioned."""
-    table = list(wheel.elf.get_section_by_name(".dynsym").iter_symbols())[1:]
-    exported = [s.name for s in table if s["st_shndx"] != "SHN_UNDEF" and s["st_info"]["bind"] != "STB_LOCAL"]
-    if exported != ["PyInit__C"]:
-        raise Failed(f"it exports {', '.join(exported)}")
-    versions = wheel.elf.get_section_by_name(".gnu.version")
+    """Each exports what others use of it, and what it imports is of a stable ABI, versioned, or of the other."""
+    counts = []
+    for binary, elf in wheel.elf.items():
+        allowed, table = BINARIES[binary.name], list(elf.get_section_by_name(".dynsym").iter_symbols())[1:]
+        exported = [s.name for s in table if s["st_shndx"] != "SHN_UNDEF" and s["st_info"]["bind"] != "STB_LOCAL"]
+        if not exported or (extra := [name for name in exported if not allowed.exports.fullmatch(name)]):
+            raise Failed(f"{binary.name} exports {', '.join(extra) if exported else 'nothing'}")
+        versions = elf.get_section_by_name(".gnu.version")
 
-    def versioned(index: int) -> bool:
-        return versions is not None and str(versions.get_symbol(index)["ndx"]).isdigit()
+        def versioned(index: int, versions=versions) -> bool:  # type: ignore[no-untyped-def]
+            return versions is not None and str(versions.get_symbol(index)["ndx"]).isdigit()
 
-    undefined = [(index, s.name) for index, s in enumerate(table, start=1) if s["st_shndx"] == "SHN_UNDEF"]
-    imported = [name for index, name in undefined if not versioned(index)]
-    if foreign := [name for name in imported if not KNOWN.fullmatch(name)]:
-        raise Failed(f"symbols outside the stable ABIs: {', '.join(foreign)}")
-    return f"{len(imported)} of torch, Python and nanobind"
+        undefined = [(index, s.name) for index, s in enumerate(table, start=1) if s["st_shndx"] == "SHN_UNDEF"]
+        imported = [name for index, name in undefined if not versioned(index)]
+        if foreign := [name for name in imported if not (KNOWN.fullmatch(name) or allowed.imports.fullmatch(name))]:
+            raise Failed(f"symbols of {binary.name} outside the stable ABIs: {', '.join(foreign)}")
+        counts.append(f"{len(imported)} of {binary.name}")
+    return ", ".join(counts)
 
 
 def libc(wheel: Wheel) -> str:
@@ -206,20 +240,20 @@ def libc(wheel: Wheel) -> str:
 def python_abi(wheel: Wheel) -> str:
     """abi3audit: the stable ABI of the Python that the tag names."""
     report = json.loads(run(sys.executable, "-m", "abi3audit", "--strict", "--report", str(wheel.file)))
-    (found,) = report["specs"][str(wheel.file)]["wheel"]
-    result = found["result"]
-    if not result["is_abi3"] or not result["is_abi3_baseline_compatible"]:
-        raise Failed(json.dumps(result))
-    return f"abi3 of {result['computed']}"
+    results = {found["name"]: found["result"] for found in report["specs"][str(wheel.file)]["wheel"]}
+    for result in results.values():
+        if not result["is_abi3"] or not result["is_abi3_baseline_compatible"]:
+            raise Failed(json.dumps(result))
+    return f"abi3 of {results[wheel.extension.name]['computed']}"
 
 
 def torch_abi(wheel: Wheel) -> str:
     """torch-abi-audit: nothing but the C shims, none newer than the floor."""
     program = "import sys, torch_abi_audit.cli as cli; sys.exit(cli.main())"
-    report = json.loads(run(sys.executable, "-c", program, "--json", str(wheel.extension)))
-    (found,) = report["extensions"]
+    report = json.loads(run(sys.executable, "-c", program, "--json", str(wheel.library)))
+    (found,) = report["bundled_libs"]
     torch = found["torch"]
-    if found["error"] or not torch["stable"] or torch["unknown_shim_symbols"]:
+    if report["error"] or not torch["stable"] or torch["unknown_shim_symbols"]:
         raise Failed(json.dumps(found))
     floor = str(wheel.build["torch_floor"])
     if torch["min_torch_version"] != f"{floor}.0":
@@ -231,7 +265,7 @@ def archs(wheel: Wheel) -> str:
     """The machine code and PTX in the file, of every source, are those that the capability check goes by."""
     tool, found = cuobjdump(), {}
     for kind, option in (("cubin", "--list-elf"), ("ptx", "--list-ptx")):
-        listed = run(tool, option, str(wheel.extension), ok=(0, 255))  # 255: there are none
+        listed = run(tool, option, str(wheel.library), ok=(0, 255))  # 255: there are none
         # With its suffix: sm_120a runs on 12.0 alone, where sm_120 runs on 12.1 too.
         found[kind] = Counter(re.findall(rf"\.sm_(\w+)\.{kind}", listed))
     code, ptx = set(found["cubin"]), set(found["ptx"])
@@ -256,7 +290,7 @@ def waits(wheel: Wheel) -> str:
     archs = sorted(int(arch) for arch in map(str, wheel.build["cubins"]) if int(arch) >= 90)  # type: ignore[call-overload]
     counts = []
     for arch in archs:
-        command = [cuobjdump(), "--gpu-architecture", f"sm_{arch}", "--dump-sass", str(wheel.extension)]
+        command = [cuobjdump(), "--gpu-architecture", f"sm_{arch}", "--dump-sass", str(wheel.library)]
         found = 0
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout
@@ -280,8 +314,8 @@ def levels(wheel: Wheel) -> str:
 
 
 def paths(wheel: Wheel) -> str:
-    """No folder of the build machine in the binary."""
-    if found := set(FOLDER.findall(wheel.extension.read_bytes())):
+    """No folder of the build machine in the binaries."""
+    if found := {path for binary in wheel.binaries for path in FOLDER.findall(binary.read_bytes())}:
         raise Failed(", ".join(sorted(path.decode() for path in found)[:5]))
     return "none"
 

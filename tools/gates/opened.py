@@ -1,4 +1,4 @@
-"""A wheel opened for the gates: its files on disk, its metadata, its extension, and what that says of itself."""
+"""A wheel opened for the gates: its files on disk, its metadata, its two binaries, and what they say of themselves."""
 
 from __future__ import annotations
 
@@ -77,9 +77,17 @@ class Wheel:
     def extension(self) -> Path:
         return self.folder / "fastops" / "_C.abi3.so"
 
+    @property
+    def library(self) -> Path:
+        return self.folder / "fastops" / "libfastops.so"
+
+    @property
+    def binaries(self) -> tuple[Path, Path]:
+        return self.extension, self.library
+
     @cached_property
-    def elf(self) -> ELFFile:
-        return ELFFile(self.extension.open("rb"))
+    def elf(self) -> dict[Path, ELFFile]:
+        return {binary: ELFFile(binary.open("rb")) for binary in self.binaries}
 
     @cached_property
     def build(self) -> dict[str, object]:

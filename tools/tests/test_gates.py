@@ -56,15 +56,15 @@ def bill(name: str = NAME, components: dict[str, str] = COMPONENTS) -> str:
 def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of a wheel of this build."""
     folder = tmp_path_factory.mktemp("wheel")
-    tracked = subprocess.run(
-        ["git", "ls-files", "src/fastops", "cuda/device"], cwd=ROOT, capture_output=True, text=True
-    )
-    for name in tracked.stdout.split():
-        inside = name.removeprefix("src/") if name.startswith("src/") else f"fastops/include/{name[5:]}"
-        inside = inside.replace("include/device", "include/fastops/device")
-        (folder / inside).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, folder / inside)
+    for source, inside in gates.FOLDERS.items():
+        tracked = subprocess.run(["git", "ls-files", source], cwd=ROOT, capture_output=True, text=True)
+        for name in tracked.stdout.split():
+            file = folder / (inside + name.removeprefix(source))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, file)
+    shutil.copy(ROOT / "cmake" / "fastops-config.cmake", folder / "fastops")
     shutil.copy(_C.__file__, folder / "fastops" / "_C.abi3.so")
+    shutil.copy(Path(_C.__file__).with_name("libfastops.so"), folder / "fastops")
     info = folder / INFO
     (info / "licenses").mkdir(parents=True)
     (info / "sboms").mkdir()
@@ -107,14 +107,14 @@ def write(name: str, text: str) -> Change:
     return change
 
 
-def library(source: str, *flags: str) -> Change:
-    """Another extension in the place of ours."""
+def library(source: str, *flags: str, name: str = "_C.abi3.so") -> Change:
+    """Another binary in the place of ours."""
 
     def change(files: Path) -> None:
         if not (compiler := shutil.which("cc")):
             pytest.skip("no C compiler to make a wrong extension with")
         (files / "wrong.c").write_text(source)
-        output = files / "fastops" / "_C.abi3.so"
+        output = files / "fastops" / name
         subprocess.run([compiler, "-shared", "-fPIC", "-o", output, files / "wrong.c", *flags], check=True)
         (files / "wrong.c").unlink()
 
@@ -122,6 +122,8 @@ def library(source: str, *flags: str) -> Change:
 
 
 ENTRY = "void PyInit__C(void) {} "
+ENABLE = "void fastops_enable(void) {} "
+LIBRARY = "libfastops.so"
 TAG = "cp310-abi3-linux_x86_64"
 RELEASE = "cp310-abi3-manylinux_2_28_x86_64"
 
@@ -152,6 +154,11 @@ WRONG = {
         "WHEEL in it",
     ),
     "no stub": ("contents", lambda files: (files / "fastops/_C.pyi").unlink(), "missing: ['fastops/_C.pyi']"),
+    "no header": (
+        "contents",
+        lambda files: (files / "fastops/include/fastops/fastops.h").unlink(),
+        "missing: ['fastops/include/fastops/fastops.h']",
+    ),
     "an SBOM of another": ("sbom", write(f"{INFO}/sboms/fastops.cdx.json", bill(name="numpy")), "it is of numpy"),
     "an SBOM without nanobind": (
         "sbom",
@@ -159,9 +166,25 @@ WRONG = {
         "components must be",
     ),
     "an SBOM that is none": ("sbom", write(f"{INFO}/sboms/fastops.cdx.json", '{"components": 1}'), ""),
-    "a library of CUDA": ("needed", library(ENTRY, "-Wl,--no-as-needed", "-l:libz.so.1"), "it needs libz.so.1"),
-    "a run path": ("needed", library(ENTRY, "-Wl,-rpath,/opt/torch"), "it has a run path"),
-    "a symbol too many": ("symbols", library(ENTRY + "void helper(void) {}"), "it exports "),
+    "a library of CUDA": ("needed", library(ENTRY, "-Wl,--no-as-needed", "-l:libz.so.1"), "_C.abi3.so needs libz.so.1"),
+    "a run path": (
+        "needed",
+        library(ENTRY, "-Wl,-rpath,/opt/torch"),
+        "the run path of _C.abi3.so must be ['$ORIGIN'],",
+    ),
+    "no run path": ("needed", library(ENTRY), "the run path of _C.abi3.so must be ['$ORIGIN'], got []"),
+    "a run path of the library": (
+        "needed",
+        library(ENABLE, "-Wl,-rpath,$ORIGIN", name=LIBRARY),
+        "the run path of libfastops.so must be []",
+    ),
+    "a symbol too many": ("symbols", library(ENTRY + "void helper(void) {}"), "_C.abi3.so exports helper"),
+    "a library that exports nothing": ("symbols", library("", name=LIBRARY), "libfastops.so exports nothing"),
+    "a library that needs Python": (
+        "symbols",
+        library("extern int PyList_New(void); int fastops_enable(void) { return PyList_New(); }", name=LIBRARY),
+        "symbols of libfastops.so outside the stable ABIs: PyList_New",
+    ),
     "a symbol of libtorch's own": (
         "symbols",
         library("extern int _ZN3c106Device(void); int PyInit__C(void) { return _ZN3c106Device(); }"),
@@ -174,7 +197,9 @@ WRONG = {
     ),
     "a shim of a later torch": (
         "torch_abi",
-        library("extern int torch_from_blob(void); int PyInit__C(void) { return torch_from_blob(); }"),
+        library(
+            "extern int torch_from_blob(void); int fastops_enable(void) { return torch_from_blob(); }", name=LIBRARY
+        ),
         "the floor is 2.10, the symbols are of 2.11",
     ),
     "a folder of the build machine": (
@@ -245,5 +270,5 @@ def test_archs_that_the_binary_does_not_have(right: Path, tmp_path: Path) -> Non
 
 def test_a_file_over_its_limit(right: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gates.SIZE_LIMITS, NAME, 0.1)
-    with pytest.raises(Failed, match=r"MB of at most 0\.1; unpacked, the extension is"):
+    with pytest.raises(Failed, match=r"MB of at most 0\.1; unpacked, libfastops\.so is"):
         gates.size(pack(right, tmp_path, None, TAG))

@@ -1,4 +1,4 @@
-#include "kit/bind.h"
+#include "module/kit.h"
 
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>

@@ -1,4 +1,4 @@
-#include "plan/bind.h"
+#include "module/plan.h"
 
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
@@ -21,11 +21,7 @@
 
 namespace nb = nanobind;
 
-namespace fastops {
-
-FASTOPS_CUDA_KERNEL(card, Card());
-
-namespace plan {
+namespace fastops::plan {
 namespace {
 
 using CardFacts = std::array<int, 5>;
@@ -51,16 +47,9 @@ void check_sizes(std::initializer_list<int64_t> sizes) {
     throw std::invalid_argument("[plan] there must be at most 2^50 numbers");
 }
 
-// The facts of a device that has kernels.
-CardFacts card_of_device([[maybe_unused]] int index) {
-#if FASTOPS_CUDA_ENABLED
-  if (cuda::device(index).group < 0) throw std::runtime_error("[plan] " + cuda::device(index).reason);
-  const cuda::Launch launch("plan", index);
-  const Card c = card_cuda[launch.group()]();
+CardFacts card_of_device(int index) {
+  const Card c = cuda::card(index);
   return {c.multiprocessors, c.threads, c.shared_bytes, c.block_bytes, c.cluster_blocks};
-#else
-  throw std::runtime_error("[plan] this build has no CUDA kernels");
-#endif
 }
 
 // ---- the norms -------------------------------------------------------------------------------------------------------
@@ -377,5 +366,4 @@ void bind(nb::module_& m) {
         "How rows are shared among threads on the CPU.");
 }
 
-}  // namespace plan
-}  // namespace fastops
+}  // namespace fastops::plan

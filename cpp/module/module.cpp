@@ -1,15 +1,16 @@
 // fastops._C: what the binary is and what it chose here. Tensors never pass through this module, only through
-// torch.ops.fastops, which the static initialisers of cpp/ops register when the module is loaded.
+// torch.ops.fastops, which the static initialisers of libfastops.so register when the module brings it along.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
 
+#include "aten/override.h"
 #include "core/cuda.h"
 #include "core/isa.h"
-#include "kit/bind.h"
-#include "plan/bind.h"
+#include "module/kit.h"
+#include "module/plan.h"
 
 namespace nb = nanobind;
 
@@ -66,6 +67,15 @@ nb::list cuda_devices() {
 
 nb::dict cuda_fit(int capability, int driver) { return row_of(cuda::fit(capability, driver)); }
 
+nb::dict overridden() {
+  nb::dict functions;
+  for (const aten::Overridden& of : aten::overridden()) {
+    if (!functions.contains(of.function)) functions[of.function] = nb::dict();
+    nb::cast<nb::dict>(functions[of.function])[of.op] = of.schema;
+  }
+  return functions;
+}
+
 std::string cuda_error() {
   std::string error;
   cuda::device_count(&error);
@@ -91,6 +101,11 @@ NB_MODULE(_C, m) {
   m.def("cuda_fit", &cuda_fit, nb::arg("capability"), nb::arg("driver"),
         "What a GPU of this capability (90) would run under a driver for this CUDA (13000); asks no driver.");
   m.def("cuda_error", &cuda_error, "Why no GPU is visible, in the CUDA runtime's words; empty if some are.");
+  m.def("overridden", &overridden,
+        "For each function of torch's its aten operators that enable() overrides, with their schemas.");
+  m.def("enable", &aten::enable, nb::arg("function"), "Puts our kernels in the place of aten's once more.");
+  m.def("disable", &aten::disable, nb::arg("function"), "Takes them away where that was the last time.");
+  m.def("is_enabled", &aten::is_enabled, nb::arg("function"), "Whether they are there.");
   kit::bind(m);
   plan::bind(m);
 }
