@@ -14,19 +14,24 @@ try:
     _load.open_extension()
     from . import _C, nn, ops, reference
     from .capability import capabilities
+    from .cpp import library_path
     from .ops import *  # noqa: F403 - the operators are listed once, there
 
     __version__ = _C.build_info()["version"]
-    __all__ = ["capabilities", "kit", "nn", "reference"]  # noqa: F405 - kit comes by __getattr__
+    __all__ = ["capabilities", "disable", "enable", "enabled", "kit", "library_path", "nn", "reference"]  # noqa: F405 - kit comes by __getattr__
     __all__ += ops.__all__
 except (AttributeError, ImportError, OSError) as error:
     _load.failed(error)
 
 
+_LATE = {"kit": "fastops.kit"} | dict.fromkeys(("disable", "enable", "enabled"), "fastops.overrides")
+
+
 def __getattr__(name: str) -> Any:
-    """``fastops.kit`` is imported when it is asked for: it takes as long as all the rest."""
-    if name == "kit":
+    """What is imported when it is asked for, since most do not: ``fastops.kit`` takes as long as all the rest."""
+    if name in _LATE:
         from importlib import import_module
 
-        return import_module("fastops.kit")
+        module = import_module(_LATE[name])
+        return module if name == "kit" else getattr(module, name)
     raise AttributeError(f"module 'fastops' has no attribute {name!r}")

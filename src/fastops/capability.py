@@ -71,6 +71,7 @@ class Capabilities:
         paths: torch device -> ``"cpu"`` or ``"cuda"`` kernels, or the plain ``"reference"``, which other devices
             and dtypes without a kernel run too.
         forced: the environment variables that force a level or a group.
+        overrides: torch's functions that :func:`fastops.enable` has our kernels behind, with what ran before.
     """
 
     build: Build
@@ -83,6 +84,7 @@ class Capabilities:
     driver: str
     paths: Mapping[str, str]
     forced: Mapping[str, str]
+    overrides: Mapping[str, str]
 
     def plan(
         self, op: str, dtype: torch.dtype, size: tuple[int, ...], *, backward: bool = False, card: str | None = None
@@ -130,6 +132,7 @@ class Capabilities:
         lines.append("paths    " + ", ".join(f"{device}: {path}" for device, path in self.paths.items()))
         lines[-1] += ", other devices: reference"
         lines += [f"forced   {name}={value}" for name, value in self.forced.items()]
+        lines += [f"enabled  {name} in place of {was}" for name, was in self.overrides.items()]
         return "\n".join(lines)
 
 
@@ -174,7 +177,17 @@ def capabilities() -> Capabilities:
         driver=str(driver),
         paths={"cpu": "cpu"} | {f"cuda:{gpu.index}": "cuda" if gpu.arch else "reference" for gpu in usable},
         forced=dict(_FORCED),
+        overrides=_overrides(),
     )
+
+
+def _overrides() -> dict[str, str]:
+    in_force = [name for name in _C.overridden() if _C.is_enabled(name)]
+    if not in_force:
+        return {}
+    from .overrides import was
+
+    return {name: was(name) for name in in_force}
 
 
 def _cpu_levels(build: Build) -> tuple[str, tuple[CpuLevel, ...]]:

@@ -10,7 +10,7 @@ from .. import capabilities
 from .._console import print_anything
 from . import report
 from .choices import add_arguments, chosen_cases, chosen_dtypes
-from .runner import Result, name_of, run, targets
+from .runner import Result, aten_targets, name_of, run, targets
 from .target import NotThereError, devices_of, paths_of, why_no_cuda
 
 
@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
         help="CPU level, or all that run here; default all, with --quick the chosen one",
     )
     p.add_argument("--quick", action="store_true", help="the chosen CPU level and no large inputs: under a minute")
+    p.add_argument("--aten", action="store_true", help="torch's own functions that fastops.enable() overrides instead")
     p.add_argument("--json", metavar="FILE", help="write the environment and every result")
     p.add_argument("--junit", metavar="FILE", help="write a JUnit report")
     return p
@@ -48,7 +49,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"No GPU is tested: {reason}.")
     print("\nLargest errors in ulps, forward|gradient, against float64:")
     progress, results, start = report.Progress(), list[Result](), time.perf_counter()
-    for case, path, group in targets(cases, paths, dtypes, options.quick):
+    chosen = aten_targets if options.aten else targets
+    for case, path, group in chosen(cases, paths, dtypes, options.quick):
         found: list[Result] = []
         for target in group:
             progress.running(f"{case.name} on {path}, {name_of(target.dtype)}")

@@ -14,6 +14,7 @@ import torch
 
 from .. import _C
 from ..cases import Case
+from .aten_checks import ATEN_CHECKS, aten_case
 from .checks import KERNEL_CHECKS, REFERENCE_CHECKS, Check, Outcome
 from .cuda_checks import CUDA_CHECKS, FIRST
 from .target import Path, Target
@@ -32,7 +33,10 @@ class Result:
     seconds: float
 
 
-def checks_for(path: Path) -> tuple[Check, ...]:
+def checks_for(target: Target) -> tuple[Check, ...]:
+    path = target.path
+    if target.aten:
+        return ATEN_CHECKS
     if path.kind == "reference":
         return REFERENCE_CHECKS
     return FIRST + KERNEL_CHECKS + CUDA_CHECKS if path.kind == "cuda" else KERNEL_CHECKS
@@ -47,7 +51,7 @@ def run(target: Target) -> Iterator[Result]:
     before = _C.cpu()["isa"]
     target.path.choose()
     try:
-        for check in checks_for(target.path):
+        for check in checks_for(target):
             start = time.perf_counter()
             for outcome in _outcomes(check, target):
                 yield Result(
@@ -87,3 +91,13 @@ def targets(
     for case in cases:
         for path in paths:
             yield case, path, [Target(case, d, path, quick) for d in dtypes if d in case.dtypes]
+
+
+def aten_targets(
+    cases: Iterable[Case], paths: Iterable[Path], dtypes: Iterable[torch.dtype], quick: bool
+) -> Iterator[tuple[Case, Path, list[Target]]]:
+    """Of those that torch has too and :func:`fastops.enable` overrides, on the CPU."""
+    for case in filter(None, map(aten_case, cases)):
+        for path in paths:
+            if path.kind == "cpu":
+                yield case, path, [Target(case, d, path, quick, aten=True) for d in dtypes if d in case.dtypes]

@@ -37,6 +37,7 @@ class Target:
     dtype: torch.dtype
     path: Path
     quick: bool
+    aten: bool = False  # torch's own function, overridden
 
     @property
     def function(self) -> Callable[..., Any]:

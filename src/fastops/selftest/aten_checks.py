@@ -1,0 +1,58 @@
+"""``--aten``: torch's own functions while :func:`fastops.enable` has our kernels behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from .. import _C
+from ..cases import Case, by_name
+from ..overrides import enabled
+from .accuracy import evaluate
+from .checks import Check, Outcome, finite_differences, same_bits, samples_of, values
+from .target import Target
+
+_PREFIX = "aten "
+
+
+def aten_case(case: Case) -> Case | None:
+    """The row of torch's own function; None where nothing of it is overridden."""
+    if case.name not in _C.overridden() or case.torch_op is None:
+        return None
+    samples = tuple(sample for sample in case.samples if not sample.unlike_torch)
+    return replace(case, name=_PREFIX + case.name, function=case.torch_op, samples=samples)
+
+
+def _name(t: Target) -> str:
+    return t.case.name.removeprefix(_PREFIX)
+
+
+def _within(check: Check) -> Check:
+    def run(t: Target) -> Iterator[Outcome]:
+        with enabled(_name(t)):
+            yield from list(check(t))
+
+    run.__name__ = check.__name__
+    return run
+
+
+def runs_our_kernels(t: Target) -> Iterator[Outcome]:
+    """The outputs have the bits of our own function, and before and afterwards torch's."""
+    ours = by_name()[_name(t)].function
+    different, changed = [], []
+    for sample in samples_of(t):
+        args = sample.args(t.path.device, t.dtype)
+        before = evaluate(t.function, args).outputs
+        with enabled(_name(t)):
+            during = evaluate(t.function, args).outputs
+        after = evaluate(t.function, args).outputs
+        # Of dtype= torch's functions convert their input first.
+        if during[0].dtype == t.dtype and not all(map(same_bits, during, evaluate(ours, args).outputs)):
+            different.append(sample.name)
+        if not all(map(same_bits, before, after)):
+            changed.append(sample.name)
+    yield Outcome("our kernels while enabled", not different, detail=", ".join(different))
+    yield Outcome("torch's afterwards", not changed, detail=", ".join(changed))
+
+
+ATEN_CHECKS: tuple[Check, ...] = (_within(values), _within(finite_differences), runs_our_kernels)
