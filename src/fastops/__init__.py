@@ -10,6 +10,11 @@ from typing import Any
 
 from . import _load
 
+# What few ask for, or takes as long as all the rest, is imported when it is asked for: names and where they are.
+_LATE = {"kit": ("fastops.kit", "")}
+_LATE |= {name: ("fastops.overrides", name) for name in ("disable", "enable", "enabled")}
+_LATE |= {name: ("fastops.patching", name) for name in ("patch", "patched")}
+
 try:
     _load.open_extension()
     from . import _C, nn, ops, reference
@@ -18,20 +23,17 @@ try:
     from .ops import *  # noqa: F403 - the operators are listed once, there
 
     __version__ = _C.build_info()["version"]
-    __all__ = ["capabilities", "disable", "enable", "enabled", "kit", "library_path", "nn", "reference"]  # noqa: F405 - kit comes by __getattr__
+    __all__ = ["capabilities", "library_path", "nn", "reference", *_LATE]
     __all__ += ops.__all__
 except (AttributeError, ImportError, OSError) as error:
     _load.failed(error)
 
 
-_LATE = {"kit": "fastops.kit"} | dict.fromkeys(("disable", "enable", "enabled"), "fastops.overrides")
-
-
 def __getattr__(name: str) -> Any:
-    """What is imported when it is asked for, since most do not: ``fastops.kit`` takes as long as all the rest."""
     if name in _LATE:
         from importlib import import_module
 
-        module = import_module(_LATE[name])
-        return module if name == "kit" else getattr(module, name)
+        module, attribute = _LATE[name]
+        found = import_module(module)
+        return getattr(found, attribute) if attribute else found
     raise AttributeError(f"module 'fastops' has no attribute {name!r}")

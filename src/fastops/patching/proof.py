@@ -1,0 +1,152 @@
+"""What proofs share: a module to try that is nobody's, random numbers, and what counts as equal."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .swap import Module, Site
+
+T = TypeVar("T")
+
+# Relative to the largest number: what is computed in float32 differs by so much from what is in another order.
+VALUES = 2e-6
+GRADIENTS = 1e-5
+HALF_ULPS = 4
+
+_OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+
+
+def remembered(site: Site, key: Hashable, prove: Callable[[], T]) -> T:
+    """What was proved for another module of this call that cannot be told from this one by ``key``."""
+    if key not in site.proofs:
+        site.proofs[key] = prove()
+    proved: T = site.proofs[key]
+    return proved
+
+
+def attributes(module: Module) -> dict[str, Any]:
+    """What the module's ``__init__`` has put beside parameters, buffers and children."""
+    return {name: value for name, value in module.__dict__.items() if name not in _OF_EVERY_MODULE}
+
+
+def told_apart(module: Module) -> Hashable:
+    """What a forward may read of the module, without its tensors' values."""
+    return (
+        type(module),
+        tuple((name, _value(value)) for name, value in sorted(attributes(module).items())),
+        tuple((name, p if p is None else (p.shape, p.dtype, p.device)) for name, p in module._parameters.items()),
+    )
+
+
+def _value(value: Any) -> Hashable:
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(map(_value, value))
+    return id(value)
+
+
+def skeleton(module: Module, parameters: Mapping[str, Tensor | None], children: Mapping[str, Module | None]) -> Module:
+    """A module of the same class and attributes, with other parameters and children. Its changes reach nobody."""
+    made: Module = object.__new__(type(module))
+    torch.nn.Module.__init__(made)
+    for name, value in attributes(module).items():
+        made.__dict__[name] = copy.copy(value) if isinstance(value, (dict, list, set)) else value
+    for name, parameter in parameters.items():
+        made._parameters[name] = parameter if parameter is None else torch.nn.Parameter(parameter)
+    made._modules.update(children)
+    made.__dict__["training"] = True
+    return made
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Neither the caller's modes, nor its random numbers, nor what a strange forward says to it."""
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.device("cpu"),
+        torch.autocast("cpu", enabled=False),
+        torch.random.fork_rng(devices=[]),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def numbers(shape: tuple[int, ...], seed: int, mean: float = 0.0, scale: float = 1.0) -> Tensor:
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return (torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") + mean) * scale
+
+
+def one_argument(cls: type) -> str | None:
+    """The name of ``forward``'s one argument beside self, or None if it takes fewer or more."""
+    try:
+        parameters = list(inspect.signature(cls.forward).parameters.values())[1:]  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return None
+    if len(parameters) != 1 or parameters[0].default is not inspect.Parameter.empty:
+        return None
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return parameters[0].name if parameters[0].kind in kinds else None
+
+
+def unlike_its_class(module: Module) -> str | None:
+    """Why the module may not run what its class says, or None."""
+    if "forward" in module.__dict__:
+        return "its forward was replaced on the instance"
+    if torch.nn.utils.parametrize.is_parametrized(module):
+        return "it is parametrized"
+    if isinstance(module, (torch.jit.ScriptModule, torch.fx.GraphModule)):
+        return "it is no plain Python module"
+    return None
+
+
+def difference(found: Any, expected: Any, bits: bool = False) -> str | None:
+    """How the second differs from the first: dtype, shape or values; None where it does not by more than rounding."""
+    if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
+        return None if found is expected is None else "it does not return one tensor"
+    if found.dtype != expected.dtype or found.shape != expected.shape:
+        return f"it returns {_named(expected)}{list(expected.shape)}, and not {_named(found)}{list(found.shape)}"
+    if bits:
+        return None if torch.equal(found, expected) else f"its bits in {_named(expected)} are others"
+    a, b = found.detach().double().cpu(), expected.detach().double().cpu()
+    if expected.dtype.itemsize < 4:  # of each element, of small ones as of the mean one
+        ulp = torch.finfo(expected.dtype).eps * b.abs().clamp(min=float(b.abs().mean()))
+        worst = float(((a - b).abs() / ulp).max())
+        return None if worst <= HALF_ULPS else f"{_named(expected)}: {worst:.2g} ulp off"
+    worst = float((a - b).abs().max() / b.abs().max().clamp(min=1e-300))
+    return None if worst <= VALUES else f"{_named(expected)}: {worst:.2g} off"
+
+
+def gradient_difference(found: Tensor, expected: Tensor, named: Mapping[str, Tensor]) -> str | None:
+    """Likewise of the gradients of two outputs for the same tensors."""
+    direction = numbers(tuple(expected.shape), 5).to(expected)
+    tensors = list(named.values())
+    pairs = []
+    for output in (found, expected):
+        if not output.requires_grad:
+            return "it has no gradient"
+        pairs.append(torch.autograd.grad(output, tensors, direction, allow_unused=True))
+    for name, ours, its in zip(named, *pairs, strict=True):
+        if ours is None or its is None:
+            if ours is not its:
+                return f"it has no gradient for {name}"
+            continue
+        scale = its.abs().max().clamp(min=1e-300)
+        if not float((ours - its).abs().max() / scale) <= GRADIENTS:
+            return f"its gradient for {name} is another"
+    return None
+
+
+def _named(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")

@@ -1,0 +1,186 @@
+"""How a module is swapped and put back: its class becomes a subclass made once per (class, form).
+
+A finder is a function ``find(site) -> Swap | str | None`` in the table of ``finders.py``. It is asked about each module
+of the model, parents before their children:
+
+- None: this is none of its kind, the next finder is asked.
+- A str: it is one, and this is the one reason why it is left. The report lists it.
+- A :class:`Swap`: what was *proved*, with data of its own on a copy of the module, to compute the same.
+
+A finder changes nothing: the module, its parameters and its class are read, and ``patch`` does what the swap says.
+
+::
+
+    def find(site: Site) -> Swap | str | None:
+        if not looks_like_one(site.module):
+            return None
+        if why := refuted(site.module):
+            return why
+        return Swap("square", form=("square",), members=lambda: {"forward": lambda self, x: square(x)})
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import torch
+
+Module = torch.nn.Module
+Members = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A module that a finder is asked about.
+
+    ``model`` is the root that was handed to ``patch`` and ``name`` is the module's in it. ``proofs`` keeps what was
+    proved during one call of ``patch``, for all its sites: see :func:`fastops.patching.proof.remembered`.
+    """
+
+    name: str
+    module: Module
+    model: Module
+    verify: str = "close"
+    proofs: dict[Hashable, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Swap:
+    """What becomes of a module.
+
+    Attributes:
+        op: what the report and ``extra_repr`` say it is now, such as ``"rms_norm(eps=variance_epsilon)"``.
+        form: all that ``members`` depends on beside the module's class. Modules of one class and one form share the
+            class that is made of them.
+        members: returns what the subclass defines, usually ``forward``; called once per (class, form).
+        instance: entries of the module's own ``__dict__``. What was there before comes back by undo, and goes into
+            pickles. Prefer ``members``: what is in an instance does not reach DataParallel's replicas rightly.
+        unused: children, by their names in the module, that the swapped forward no longer calls; they are not asked
+            about.
+        partners: other modules, by their names in the model, that are swapped with this one.
+    """
+
+    op: str
+    form: Hashable
+    members: Callable[[], Members]
+    instance: Members = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    partners: Mapping[str, Swap] = field(default_factory=dict)
+
+
+Finder = Callable[[Site], "Swap | str | None"]
+
+_MISSING: Any = object()
+# A class goes when its last module does: the key holds the original class, and only as long as the value lives.
+_classes: WeakValueDictionary[tuple[type, Hashable], type] = WeakValueDictionary()
+# Of each swapped module that has entries of ours in its __dict__, what was there before.
+_before: WeakKeyDictionary[Module, dict[str, Any]] = WeakKeyDictionary()
+
+
+def is_swapped(module: Module) -> bool:
+    return "_fastops_original" in type(module).__dict__
+
+
+def original_class(module: Module) -> type:
+    """The module's class without ours on top."""
+    return type(module).__dict__.get("_fastops_original", type(module))
+
+
+def with_parameter_named(forward: FunctionType, name: str) -> FunctionType:
+    """``forward(self, input)`` whose one argument has another name, so that callers by keyword still reach it."""
+    code: CodeType = forward.__code__
+    names = tuple(name if old == "input" else old for old in code.co_varnames)
+    renamed = FunctionType(code.replace(co_varnames=names), forward.__globals__, "forward", None, forward.__closure__)
+    renamed.__qualname__ = forward.__qualname__
+    return renamed
+
+
+def swapped_class(cls: type, swap: Swap) -> type:
+    """The subclass of ``cls`` for a swap: of the same name, pickled as ``cls``, deep-copied as itself."""
+    made = _classes.get((cls, swap.form))
+    if made is None:
+        made = _classes[cls, swap.form] = _make(cls, swap)
+    return made
+
+
+def _make(cls: type, swap: Swap) -> type:
+    def extra_repr(self: Module) -> str:
+        of_class = cls.extra_repr(self)  # type: ignore[attr-defined]
+        return f"{of_class}, fastops {swap.op}" if of_class else f"fastops {swap.op}"
+
+    members = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "_fastops_original": cls,
+        "extra_repr": extra_repr,
+        "__reduce_ex__": _reduce_as_original,
+        "__copy__": _copy,
+        **({} if hasattr(cls, "__deepcopy__") else {"__deepcopy__": _deepcopy}),
+        **swap.members(),
+    }
+    return type(cls)(cls.__name__, (cls,), members)
+
+
+def _reduce_as_original(self: Module, protocol: Any) -> Any:
+    """As the original class would: a file needs no fastops to be read."""
+    twin = object.__new__(original_class(self))
+    twin.__dict__.update(self.__dict__)
+    _put(twin, _before.get(self, {}))
+    return twin.__reduce_ex__(protocol)
+
+
+def _copy(self: Module) -> Module:
+    twin: Module = object.__new__(type(self))
+    twin.__dict__.update(self.__dict__)
+    if self in _before:
+        _before[twin] = dict(_before[self])
+    return twin
+
+
+def _deepcopy(self: Module, memo: dict[int, Any]) -> Module:
+    twin: Module = object.__new__(type(self))
+    memo[id(self)] = twin  # before its parts, which may lead back to it
+    twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+    if self in _before:
+        _before[twin] = copy.deepcopy(_before[self], memo)
+    return twin
+
+
+def _put(module: Module, entries: Members) -> None:
+    """Into the module's ``__dict__`` alone: neither parameters nor properties are meant."""
+    for name, value in entries.items():
+        if value is _MISSING:
+            module.__dict__.pop(name, None)
+        else:
+            module.__dict__[name] = value
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A module that was swapped, and what undo needs."""
+
+    name: str
+    module: Module
+    before: type
+    now: type
+
+    def undo(self) -> None:
+        _put(self.module, _before.pop(self.module, {}))
+        self.module.__class__ = self.before
+
+
+def apply(name: str, module: Module, swap: Swap) -> Applied:
+    """Swap one module. Raises TypeError where Python does not let its class be changed."""
+    before = type(module)
+    now = swapped_class(before, swap)
+    module.__class__ = now
+    if swap.instance:
+        _before[module] = {entry: module.__dict__.get(entry, _MISSING) for entry in swap.instance}
+        _put(module, swap.instance)
+    return Applied(name, module, before, now)

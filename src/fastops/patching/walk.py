@@ -1,0 +1,174 @@
+"""patch: walks a model, asks the finders, swaps what they proved."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from .finders import FINDERS
+from .report import Report, frequent
+from .swap import Module, Site, Swap, apply, is_swapped, original_class
+
+_log = logging.getLogger("fastops")
+_VERIFY = ("close", "bits")
+
+
+def patch(
+    model: Module,
+    *,
+    only: Sequence[str] | None = None,
+    skip: Sequence[str] = (),
+    verify: str = "close",
+    dry_run: bool = False,
+) -> Report:
+    """Swap the modules of a model that provably compute what an operator of fastops does.
+
+    A module is swapped if its own ``forward``, run on a small copy of it with random numbers, agreed with fastops'
+    function in values and gradients: norms with :func:`fastops.rms_norm` and :func:`fastops.layer_norm`, gated MLPs
+    with :func:`fastops.swiglu` and its kin, activations with the function of their name. Nothing is recognised by the
+    name of a model. What looked like one of these and was not proved is left, and listed with the reason.
+
+    A swapped module's ``__class__`` is a subclass of its own class, of the same name; parameters, their names, hooks,
+    devices, wrappers and every other module stay as they are. Pickles are those of the original class, and deep copies
+    keep the swap.
+
+    Args:
+        model: any module. Its parameters may be on any device, also meta, sharded or quantised.
+        only: swap nothing but these. Each is a kind, ``"norms"``, ``"gated_mlps"`` or ``"activations"``, or the name of
+            a module, with ``*`` and ``?`` as in file names, which stands for all that is in it too.
+        skip: likewise, swap none of these.
+        verify: ``"close"`` asks for agreement within rounding: 2e-6 in float64 and float32, four units in the last
+            place in the half types. ``"bits"`` asks for the same bits in the module's own dtype, on its own device.
+        dry_run: change nothing; the report says what would be swapped.
+
+    Returns:
+        A :class:`fastops.patching.Report` with ``swapped``, ``left`` and ``undo()``. It is logged to ``fastops``.
+
+    Raises:
+        TypeError: ``model`` is no module, ``only`` or ``skip`` no sequence of str.
+        ValueError: another ``verify``; an entry of ``only`` or ``skip`` that is neither a kind nor the name of a module.
+
+    Warns:
+        UserWarning: nothing was swapped, with the most frequent reasons.
+
+    Example::
+
+        >>> report = fastops.patch(model)
+        >>> print(report)
+        >>> report.undo()
+    """
+    if not isinstance(model, Module):
+        raise TypeError(f"[patch] model must be a torch.nn.Module, got {type(model).__name__}")
+    if verify not in _VERIFY:
+        raise ValueError(f"[patch] verify must be 'close' or 'bits', got {verify!r}")
+    modules = dict(model.named_modules())
+    wanted = None if only is None else _entries("only", only, modules)
+    unwanted = _entries("skip", skip, modules)
+    report = Report(dry_run=dry_run)
+    proofs: dict[Any, Any] = {}
+    passed: list[str] = []
+    for name, module in modules.items():
+        if name in report.swapped or _within(name, passed):
+            continue
+        site = Site(name, module, model, verify, proofs)
+        kinds = [
+            kind
+            for kind in FINDERS
+            if (wanted is None or _selects(wanted, kind, name)) and not _selects(unwanted, kind, name)
+        ]
+        found = _ask(site, kinds)
+        if isinstance(found, Swap):
+            passed += [f"{name}.{child}" if name else child for child in found.unused]
+            _apply(report, modules, name, found)
+        elif found is not None:
+            report.left[name] = f"{type(module).__name__}: {found}"
+    _tell(report)
+    return report
+
+
+@contextmanager
+def patched(model: Module, **options: Any) -> Iterator[Report]:
+    """:func:`fastops.patch` for the time of a block, undone at its end, also after an error.
+
+    Args:
+        model, options: as of :func:`fastops.patch`.
+
+    Yields:
+        The report.
+
+    Example::
+
+        >>> with fastops.patched(model) as report:
+        ...     loss = model(**batch).loss
+    """
+    report = patch(model, **options)
+    try:
+        yield report
+    finally:
+        report.undo()
+
+
+def _ask(site: Site, kinds: Sequence[str]) -> Swap | str | None:
+    """What the first finder says that knows such modules."""
+    if is_swapped(site.module):
+        return "it was swapped before"
+    for kind in kinds:
+        found = FINDERS[kind](site)
+        if found is not None:
+            return found
+    return None
+
+
+def _apply(report: Report, modules: dict[str, Module], name: str, swap: Swap) -> None:
+    """Of one swap and its partners, all or none."""
+    together = {name: swap, **swap.partners}
+    before = len(report._applied)
+    try:
+        for each, of in together.items():
+            if not report.dry_run:
+                report._applied.append(apply(each, modules[each], of))
+    except TypeError as error:  # of classes that differ in their layout
+        while len(report._applied) > before:
+            report._applied.pop().undo()
+        report.left[name] = f"{type(modules[name]).__name__}: its class cannot be changed: {error}"
+        return
+    for each, of in together.items():
+        report.swapped[each] = f"{original_class(modules[each]).__name__} as {of.op}"
+
+
+def _entries(argument: str, entries: Sequence[str], modules: dict[str, Module]) -> tuple[str, ...]:
+    if isinstance(entries, str) or not all(isinstance(entry, str) for entry in entries):
+        raise TypeError(f"[patch] {argument} must be a sequence of str, got {entries!r}")
+    for entry in entries:
+        if entry not in FINDERS and not any(fnmatchcase(name, entry) for name in modules):
+            kinds = ", ".join(FINDERS)
+            raise ValueError(f"[patch] {argument} must have kinds ({kinds}) or names of modules, got {entry!r}")
+    return tuple(entries)
+
+
+def _selects(entries: Sequence[str], kind: str, name: str) -> bool:
+    """Whether the kind is among them, or the module or one that it is in."""
+    if kind in entries:
+        return True
+    parts = name.split(".")
+    ancestors = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    return any(fnmatchcase(ancestor, entry) for entry in entries for ancestor in ancestors)
+
+
+def _within(name: str, names: Sequence[str]) -> bool:
+    return any(name == other or name.startswith(f"{other}.") for other in names)
+
+
+def _tell(report: Report) -> None:
+    _log.info("%s", report)
+    if report.swapped:
+        return
+    reasons = [f"{reason} ({len(names)})" for reason, names in frequent(report.left, 3)]
+    why = "; ".join(reasons) or "no module looks like a norm, a gated MLP or an activation that fastops has"
+    warnings.warn(f"[patch] nothing was swapped: {why}", stacklevel=3)
