@@ -1,9 +1,337 @@
-"""Finder of norms."""
+"""Finder of norms: modules of one tensor whose forward is rms_norm or layer_norm over the trailing dimensions.
+
+A norm is tried, not read. With random parameters and one float attribute after the other made large, its output says
+which formula it is, and which attribute is its eps. What is then compared, in values, dtypes and gradients, is the very
+forward that it would get.
+"""
 
 from __future__ import annotations
 
-from .swap import Site, Swap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ..ops.layer_norm import layer_norm
+from ..ops.rms_norm import rms_norm
+from .proof import (
+    apart,
+    attributes,
+    difference,
+    gradient_difference,
+    numbers,
+    one_argument,
+    remembered,
+    skeleton,
+    told_apart,
+    unlike_its_class,
+)
+from .swap import Module, Site, Swap, with_parameter_named
+
+Dtypes = Callable[[torch.dtype, torch.dtype], torch.dtype]
+
+# Dtype of the output by those of input and weight. "as torch" is for what returns torch's own norm of its input: under
+# autocast, and only there, that is not the input's.
+RESULTS: dict[str, Dtypes] = {
+    "as torch": lambda x, w: x,
+    "input": lambda x, w: x,
+    "promoted": torch.promote_types,
+    "weight": lambda x, w: w,
+    "float32": lambda x, w: torch.float32,
+    "float32 at least": lambda x, w: torch.promote_types(x, torch.float32),
+}
+
+_LARGE_EPS = 0.37
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which norm: parameters by their names in the module, eps by an attribute's name or as a number."""
+
+    op: str
+    offset: float
+    weight: str | None
+    bias: str | None
+    dims: int
+    eps: str | float | None
+    argument: str
+    result: str = "input"
+
+    def __str__(self) -> str:
+        eps = f"eps={self.eps}"
+        offset = f", weight_offset={self.offset:g}" if self.offset else ""
+        result = "" if self.result in ("as torch", "input") else f", result={self.result}"
+        return f"{self.op}({eps}{offset}{result})"
 
 
 def find_norm(site: Site) -> Swap | str | None:
+    """A module named a norm, or one of torch's, without children."""
+    module = site.module
+    if "norm" not in type(module).__name__.lower() or module._modules:
+        return None
+    if type(module).__module__.startswith("fastops."):
+        return None
+    if why := _structure(module):
+        return why
+    found = remembered(site, (find_norm, told_apart(module)), lambda: _prove(module, site.verify == "bits"))
+    return found if isinstance(found, str) else Swap(str(found), found, lambda: {"forward": forward_of(found)})
+
+
+def _structure(module: Module) -> str | None:
+    if why := unlike_its_class(module):
+        return why
+    present = [p for p in module._parameters.values() if p is not None]
+    if len(present) > 2 or len({p.shape for p in present}) > 1:
+        return f"its parameters are {', '.join(module._parameters)}, not a weight and a bias of one shape"
+    for p in present:
+        if type(p) is not torch.nn.Parameter and not _is_dtensor(p):
+            return f"a parameter is a {type(p).__name__}"
+        if not p.is_floating_point():
+            return f"a parameter is {p.dtype}"
+        if not p.numel():
+            return "its parameters are empty here"
+    if one_argument(type(module)) is None:
+        return "its forward takes more than one tensor"
     return None
+
+
+def _is_dtensor(p: Tensor) -> bool:
+    return hasattr(p, "device_mesh") and hasattr(p, "placements")
+
+
+def forward_of(form: Form) -> FunctionType:
+    """The forward of a swapped norm."""
+    weight, bias, eps, dims, offset = form.weight, form.bias, form.eps, form.dims, form.offset
+    by_attribute = isinstance(eps, str)
+    result = None if form.result == "as torch" else RESULTS[form.result]
+
+    def plain(self: Any, input: Tensor) -> Tensor:
+        w = None if weight is None else getattr(self, weight)
+        shape = input.shape[-dims:] if w is None else w.shape
+        e = getattr(self, eps) if by_attribute else eps  # type: ignore[arg-type]
+        if form.op == "rms_norm":
+            return rms_norm(input, shape, w, e, weight_offset=offset)
+        return layer_norm(input, shape, w, None if bias is None else getattr(self, bias), e, weight_offset=offset)
+
+    if result is None:
+        return with_parameter_named(plain, form.argument)  # type: ignore[arg-type]
+    parameter = weight or bias
+
+    def converted(self: Any, input: Tensor) -> Tensor:
+        dtype = result(input.dtype, input.dtype if parameter is None else getattr(self, parameter).dtype)
+        wide = torch.promote_types(input.dtype, dtype)
+        output = plain(self, input if input.dtype == wide else input.to(wide))
+        return output if output.dtype == dtype else output.to(dtype)
+
+    return with_parameter_named(converted, form.argument)  # type: ignore[arg-type]
+
+
+class _Natives(TorchFunctionMode):
+    """Keeps the last output of torch's own norms, and what it was made from."""
+
+    native = (torch.layer_norm, torch.rms_norm, torch.native_layer_norm)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: tuple[Any, Any] = (None, None)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func in self.native:
+            self.last = args[0] if args else None, output
+        return output
+
+
+class _Trial:
+    """A norm's own forward, on parameters of ours."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.cls: Any = type(module)
+        self.names = [name for name, p in module._parameters.items() if p is not None]
+        self.absent = {name: None for name, p in module._parameters.items() if p is None}
+        self.own = [p for p in module._parameters.values() if p is not None]
+
+    def sizes(self) -> Iterator[tuple[int, ...]]:
+        """What it may normalise over: its parameters' shape, else what its attributes say, else anything."""
+        if self.own:
+            yield tuple(self.own[0].shape)
+            return
+        for value in attributes(self.module).values():
+            shape = (value,) if type(value) is int else value
+            if isinstance(shape, (tuple, list)) and shape and all(type(n) is int and n > 1 for n in shape):
+                yield tuple(shape)
+        yield (24,)
+
+    def made(self, shape: tuple[int, ...], dtype: torch.dtype, device: Any = "cpu") -> Module:
+        parameters = {name: numbers(shape, 11 + k).to(device, dtype) for k, name in enumerate(self.names)}
+        made = skeleton(self.module, {**self.absent, **parameters}, {})
+        for k, (name, buffer) in enumerate(self.module._buffers.items()):  # of other values: none may matter
+            if buffer is not None:
+                values = numbers(tuple(buffer.shape), 21 + k, mean=1.0) if buffer.is_floating_point() else 0
+                made._buffers[name] = (torch.zeros(buffer.shape, dtype=buffer.dtype) + values).to(device, buffer.dtype)
+        return made
+
+    def run(self, made: Module, x: Tensor) -> Tensor:
+        kept = x.detach().clone()
+        y = self.cls.forward(made, x)
+        if not torch.equal(x.detach(), kept):
+            raise _Refuted("it changes its input")
+        return y
+
+
+class _Refuted(Exception):
+    """With the reason why a norm is left."""
+
+
+def _prove(module: Module, bits: bool) -> Form | str:
+    with apart():
+        try:
+            return _proved(_Trial(module), bits)
+        except _Refuted as refuted:
+            return str(refuted)
+        except Exception as error:  # of a forward that nobody knows
+            return f"its forward failed on random numbers: {type(error).__name__}: {str(error).splitlines()[:1]}"
+
+
+def _proved(trial: _Trial, bits: bool) -> Form:
+    form, shape = _identified(trial)
+    form = replace(form, result=_result(trial, form, shape))
+    _compare(trial, form, shape)
+    own = trial.own[0] if trial.own else None
+    dtype = torch.float32 if own is None else own.dtype
+    device = torch.device("cpu") if own is None or own.device.type == "meta" else own.device
+    _agree(trial, form, shape, (6, *shape), dtype, dtype, bits=bits, device=device)
+    return form
+
+
+def _identified(trial: _Trial) -> tuple[Form, tuple[int, ...]]:
+    """Formula, eps and the shape that is normalised over, from outputs in float64, or else in float32."""
+    failed: Exception | None = None
+    for dtype, shape in product((torch.float64, torch.float32), tuple(trial.sizes())):
+        made = trial.made(shape, dtype)
+        try:
+            x = numbers((3, *shape), 1, mean=0.4).to(dtype)
+            for eps, small in _eps_of(trial, made, x):
+                x_here = x * 1e-3 if small else x
+                y = trial.run(made, x_here)
+                for form in _forms(trial, shape, eps):
+                    if difference(forward_of(form)(made, x_here), y) is None:
+                        return form, shape
+        except _Refuted:
+            raise
+        except Exception as error:  # of another size or dtype, perhaps
+            failed = error
+    if failed is not None:
+        raise failed
+    raise _Refuted("it computes neither rms_norm nor layer_norm")
+
+
+def _eps_of(trial: _Trial, made: Module, x: Tensor) -> Iterator[tuple[str | float | None, bool]]:
+    """What eps may be; an attribute is large for as long as it is asked about."""
+    before = trial.run(made, x)
+    for name, value in attributes(made).items():
+        if value is not None and type(value) not in (float, int):
+            continue
+        made.__dict__[name] = _LARGE_EPS
+        try:
+            changes = difference(trial.run(made, x), before) is not None
+        except (RuntimeError, TypeError):  # a size, perhaps
+            changes = False
+        if changes:
+            yield name, False
+        made.__dict__[name] = value
+    code = getattr(trial.cls.forward, "__code__", None)
+    constants = [c for c in getattr(code, "co_consts", ()) if type(c) is float and 0 <= c < 1]
+    for constant in dict.fromkeys([*constants, 1e-5, None]):
+        yield constant, True
+
+
+def _forms(trial: _Trial, shape: tuple[int, ...], eps: str | float | None) -> Iterator[Form]:
+    names: list[str | None] = [*trial.names]
+    argument = one_argument(trial.cls) or "input"
+    roles = {0: [(None, None)], 1: [(names[:1] + [None])], 2: [names, names[::-1]]}[len(names)]
+    for weight, bias in roles:
+        for offset in (0.0, 1.0) if weight else (0.0,):
+            for op in ("layer_norm",) if bias else ("rms_norm", "layer_norm"):
+                if op == "layer_norm" and eps is None:
+                    continue
+                yield Form(op, offset, weight, bias, len(shape), eps, argument)
+
+
+def _pairs(trial: _Trial) -> list[tuple[torch.dtype, torch.dtype]]:
+    """Dtypes of input and parameters that the norm has to return the right one for."""
+    own = trial.own[0].dtype if trial.own else torch.float32
+    half = own if own in _HALVES else torch.bfloat16
+    return [(torch.float64,) * 2, (torch.float32,) * 2, (half, half), (half, torch.float32), (torch.float32, half)]
+
+
+def _result(trial: _Trial, form: Form, shape: tuple[int, ...]) -> str:
+    """The rule of RESULTS that holds for all dtypes which the norm can be called with."""
+    seen = []
+    native = True
+    for x_dtype, dtype in _pairs(trial):
+        x = numbers((2, *shape), 1).to(x_dtype)
+        try:
+            with _Natives() as natives:
+                y = trial.run(trial.made(shape, dtype), x)
+        except RuntimeError:  # torch's own raise for some mixtures
+            continue
+        native = native and natives.last[0] is x and natives.last[1] is y
+        seen.append((x_dtype, dtype, y.dtype))
+    for name, rule in RESULTS.items():
+        if (native or name != "as torch") and all(rule(x, w) == y for x, w, y in seen):
+            return name
+    raise _Refuted(f"the dtype of its output follows no rule: {seen}")
+
+
+def _compare(trial: _Trial, form: Form, shape: tuple[int, ...]) -> None:
+    f32, f64 = torch.float32, torch.float64
+    for batch in ((5,), (2, 3), (1, 2, 2)):
+        _agree(trial, form, shape, (*batch, *shape), f32, f32, optional=len(batch) > 1)
+    _agree(trial, form, shape, (5, *shape), f32, f32, training=False)
+    _agree(trial, form, shape, (5, *shape), f64, f64, gradients=True, optional=True)
+    _agree(trial, form, shape, (2, 3, *shape), f32, f32, gradients=True, scale=30.0)
+    _agree(trial, form, shape, (2, 3, *shape), f32, f32, scale=0.03)
+    _agree(trial, form, shape, (2, 3, *shape), f32, f32, scale=1e4)
+    for x_dtype, dtype in _pairs(trial)[2:]:
+        _agree(trial, form, shape, (2, 3, *shape), x_dtype, dtype, optional=True)
+
+
+def _agree(
+    trial: _Trial,
+    form: Form,
+    shape: tuple[int, ...],
+    of_input: tuple[int, ...],
+    x_dtype: torch.dtype,
+    dtype: torch.dtype,
+    *,
+    scale: float = 1.0,
+    gradients: bool = False,
+    training: bool = True,
+    optional: bool = False,
+    bits: bool = False,
+    device: Any = "cpu",
+) -> None:
+    made = trial.made(shape, dtype, device)
+    made.__dict__["training"] = training
+    x = numbers(of_input, 2, mean=0.3, scale=scale).to(device, x_dtype).requires_grad_(gradients)
+    try:
+        y = trial.run(made, x)
+    except RuntimeError:
+        if optional:  # of this many dimensions, or of these dtypes, it makes nothing
+            return
+        raise
+    ours = forward_of(form)(made, x)
+    why = difference(ours, y, min(x_dtype, dtype, key=lambda dtype: dtype.itemsize), bits)
+    if why is None and gradients:
+        parameters = {name: p for name, p in made._parameters.items() if p is not None}
+        why = gradient_difference(ours, y, {"its input": x, **parameters})
+    if why is not None:
+        raise _Refuted(f"it is not {form}: {why}")

@@ -111,8 +111,11 @@ def unlike_its_class(module: Module) -> str | None:
     return None
 
 
-def difference(found: Any, expected: Any, bits: bool = False) -> str | None:
-    """How the second differs from the first: dtype, shape or values; None where it does not by more than rounding."""
+def difference(found: Any, expected: Any, coarse: torch.dtype = torch.float64, bits: bool = False) -> str | None:
+    """How the second differs from the first: dtype, shape or values; None where it does not by more than rounding.
+
+    ``coarse`` is the coarsest dtype that anything of it was rounded to.
+    """
     if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
         return None if found is expected is None else "it does not return one tensor"
     if found.dtype != expected.dtype or found.shape != expected.shape:
@@ -120,8 +123,9 @@ def difference(found: Any, expected: Any, bits: bool = False) -> str | None:
     if bits:
         return None if torch.equal(found, expected) else f"its bits in {_named(expected)} are others"
     a, b = found.detach().double().cpu(), expected.detach().double().cpu()
-    if expected.dtype.itemsize < 4:  # of each element, of small ones as of the mean one
-        ulp = torch.finfo(expected.dtype).eps * b.abs().clamp(min=float(b.abs().mean()))
+    half = min(coarse, expected.dtype, key=lambda dtype: dtype.itemsize)
+    if half.itemsize < 4:  # of each element, of small ones as of the mean one
+        ulp = torch.finfo(half).eps * b.abs().clamp(min=float(b.abs().mean()))
         worst = float(((a - b).abs() / ulp).max())
         return None if worst <= HALF_ULPS else f"{_named(expected)}: {worst:.2g} ulp off"
     worst = float((a - b).abs().max() / b.abs().max().clamp(min=1e-300))
