@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from types import FunctionType
 from typing import Any
 
@@ -16,9 +17,13 @@ from ..ops.relu import relu
 from ..ops.sigmoid import sigmoid
 from ..ops.softmax import softmax
 from .proof import (
+    Refuted,
     apart,
+    checked_run,
     difference,
+    failed,
     gradient_difference,
+    is_ours,
     numbers,
     one_argument,
     remembered,
@@ -55,7 +60,7 @@ def find_activation(site: Site) -> Swap | str | None:
     """One of OPERATORS, without anything in it."""
     module = site.module
     of = next((cls for cls in OPERATORS if isinstance(module, cls)), None)
-    if of is None or type(module).__module__.startswith("fastops."):
+    if of is None or is_ours(module):
         return None
     if why := unlike_its_class(module):
         return why
@@ -90,20 +95,18 @@ def _refuted(module: Module, form: Form, bits: bool) -> str | None:
     """Why the module is not what its class says, or None."""
     with apart():
         made = skeleton(module, {}, {})
-        for dtype in (torch.float64, torch.float32, torch.bfloat16):
-            for scale in (1.0, 30.0):
-                x = numbers(_SHAPE, 1, scale=scale).to(dtype).requires_grad_(dtype.itemsize >= 4)
-                kept = x.detach().clone()
-                try:
-                    y = type(module).forward(made, x)  # type: ignore[attr-defined]
-                    ours = forward_of(form)(made, x)
-                except (IndexError, RuntimeError) as error:  # of this many dimensions, perhaps
-                    return (
-                        f"its forward failed on random numbers: {type(error).__name__}: {str(error).splitlines()[:1]}"
-                    )
-                why = "it changes its input" if not torch.equal(kept, x.detach()) else difference(ours, y, bits=bits)
-                if why is None and x.requires_grad:
-                    why = gradient_difference(ours, y, {"its input": x})
-                if why is not None:
-                    return f"it is not {form}: {why}"
+        for dtype, scale in product((torch.float64, torch.float32, torch.bfloat16), (1.0, 30.0)):
+            x = numbers(_SHAPE, 1, scale=scale).to(dtype).requires_grad_(dtype.itemsize >= 4)
+            try:
+                y = checked_run(type(module), made, x)
+                ours = forward_of(form)(made, x)
+            except Refuted as refuted:
+                return str(refuted)
+            except Exception as error:  # of this many dimensions, perhaps
+                return failed(error)
+            why = difference(ours, y, bits=bits)
+            if why is None and x.requires_grad:
+                why = gradient_difference(ours, y, {"its input": x})
+            if why is not None:
+                return f"it is not {form}: {why}"
     return None

@@ -23,12 +23,18 @@ from ..ops.glu import glu
 from ..ops.reglu import reglu
 from ..ops.swiglu import swiglu
 from .proof import (
+    Refuted,
     apart,
     attributes,
+    checked_run,
     difference,
+    failed,
     gradient_difference,
+    half_of,
+    is_ours,
     numbers,
     one_argument,
+    own_place,
     remembered,
     skeleton,
     told_apart,
@@ -37,6 +43,7 @@ from .proof import (
 from .swap import Module, Site, Swap, with_parameter_named
 
 Unit = Callable[[Tensor, Tensor], Tensor]
+Roles = tuple[str, "str | None", str]
 
 
 def _glu(gate: Tensor, up: Tensor) -> Tensor:
@@ -54,6 +61,8 @@ UNITS: dict[str, Unit] = {
 }
 
 _HIDDEN, _BETWEEN, _ROWS = 6, 8, 5
+_MOST_CHILDREN = 6  # with what it is then left for
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @dataclass(frozen=True)
@@ -75,30 +84,24 @@ class Form:
 
 
 def find_gated_mlp(site: Site) -> Swap | str | None:
-    """A module whose children are projections of fitting sizes and at most an activation."""
+    """A module that has projections of fitting sizes among its children."""
     module = site.module
     roles = list(_roles(module))
-    if not roles or module._parameters or module._buffers or one_argument(type(module)) is None:
+    if not roles or is_ours(module):
         return None
-    if type(module).__module__.startswith("fastops."):
-        return None
-    if why := unlike_its_class(module):
-        return why
-    others = [name for name in module._modules if name not in roles[0][1:]]
-    for name in others:
-        child = module._modules[name]
-        if child is not None and (child._forward_hooks or child._forward_pre_hooks or child._backward_hooks):
+    others = {name: child for name, child in _children(module).items() if name not in roles[0]}
+    for name, child in others.items():
+        if any(getattr(child, hooks) for hooks in _HOOKS):
             return f"its {name} has hooks, which would not be called"
-    children = tuple(told_apart(child) if name in others else name for name, child in _children(module))
-    key = find_gated_mlp, told_apart(module), children, tuple(roles)
-    found = remembered(site, key, lambda: _prove(module, roles, site))
+    key = find_gated_mlp, told_apart(module), tuple(roles), tuple(map(told_apart, others.values()))
+    found = remembered(site, key, lambda: _prove(module, roles, others, site.verify == "bits"))
     if found is None or isinstance(found, str):
         return found
     return Swap(str(found), found, lambda: {"forward": forward_of(found)}, unused=tuple(others))
 
 
-def _children(module: Module) -> list[tuple[str, Module]]:
-    return [(name, child) for name, child in module._modules.items() if child is not None]
+def _children(module: Module) -> dict[str, Module]:
+    return {name: child for name, child in module._modules.items() if child is not None}
 
 
 def _projection(child: Module) -> tuple[int, int] | None:
@@ -107,23 +110,31 @@ def _projection(child: Module) -> tuple[int, int] | None:
     return sizes if type(sizes[0]) is int and type(sizes[1]) is int else None  # type: ignore[return-value]
 
 
-def _roles(module: Module) -> Iterator[tuple[int, str, str | None, str]]:
-    """Which children may be what: how many projections, gate, up if it has its own, down."""
-    children = _children(module)
-    if not 2 <= len(children) <= 4:
+def _roles(module: Module) -> Iterator[Roles]:
+    """Which children may be gate, up if it has its own, and down."""
+    if not 2 <= len(module._modules) <= _MOST_CHILDREN:
         return
-    sizes = {name: size for name, child in children if (size := _projection(child))}
-    others = [child for name, child in children if name not in sizes]
-    if len(others) > 1 or any(child._modules or child._parameters or child._buffers for child in others):
-        return
+    sizes = {name: size for name, child in _children(module).items() if (size := _projection(child))}
     if len(sizes) == 2:
         for both, down in permutations(sizes):
             if sizes[both] == (sizes[down][1], 2 * sizes[down][0]):
-                yield 2, both, None, down
+                yield both, None, down
     elif len(sizes) == 3:
         for gate, up, down in permutations(sizes):
             if sizes[gate] == sizes[up] == sizes[down][::-1]:
-                yield 3, gate, up, down
+                yield gate, up, down
+
+
+def _structure(module: Module, others: dict[str, Module]) -> str | None:
+    if why := unlike_its_class(module):
+        return why
+    if module._parameters or module._buffers:
+        return "it has parameters or buffers beside its projections"
+    if len(others) > 1:
+        return f"it has {', '.join(others)} beside its projections"
+    if any(child._modules or child._parameters or child._buffers for child in others.values()):
+        return f"its {', '.join(others)} has parts"
+    return None
 
 
 def forward_of(form: Form) -> FunctionType:
@@ -141,23 +152,23 @@ def forward_of(form: Form) -> FunctionType:
     return with_parameter_named(of_one if up is None else of_two, form.argument)  # type: ignore[arg-type]
 
 
-class _Refuted(Exception):
-    """With the reason why a block is left."""
-
-
-def _prove(module: Module, roles: list[tuple[int, str, str | None, str]], site: Site) -> Form | str | None:
+def _prove(module: Module, roles: list[Roles], others: dict[str, Module], bits: bool) -> Form | str | None:
+    if one_argument(type(module)) is None:  # an attention, rather
+        return None
+    if why := _structure(module, others):
+        return why
+    reason = "it is not a gated unit between its projections"
     with apart():
-        failed = None
-        for _, gate, up, down in roles:
+        for gate, up, down in roles:
             try:
                 if form := _identified(module, gate, up, down):
-                    _compare(module, form, site.verify == "bits")
+                    _compare(module, form, bits)
                     return form
-            except _Refuted as refuted:
+            except Refuted as refuted:
                 return str(refuted)
-            except Exception as error:  # of a forward that nobody knows
-                failed = f"its forward failed on a small copy: {type(error).__name__}: {str(error).splitlines()[:1]}"
-        return failed or "it is not a gated unit between its projections"
+            except Exception as error:  # where another child is the one
+                reason = failed(error)
+    return reason
 
 
 def _made(module: Module, gate: str, up: str | None, down: str, dtype: torch.dtype, device: Any = "cpu") -> Module:
@@ -194,18 +205,10 @@ def _forms(module: Module, gate: str, up: str | None, down: str) -> Iterator[For
             yield Form(unit, gate, up, down, argument, gate_first=False)
 
 
-def _run(module: Module, made: Module, x: Tensor) -> Tensor:
-    kept = x.detach().clone()
-    y: Tensor = type(module).forward(made, x)
-    if not torch.equal(x.detach(), kept):
-        raise _Refuted("it changes its input")
-    return y
-
-
 def _identified(module: Module, gate: str, up: str | None, down: str) -> Form | None:
     made = _made(module, gate, up, down, torch.float64)
     x = numbers((_ROWS, _HIDDEN), 1)
-    y = _run(module, made, x)
+    y = checked_run(type(module), made, x)
     for form in _forms(module, gate, up, down):
         if difference(forward_of(form)(made, x), y) is None:
             return form
@@ -213,27 +216,19 @@ def _identified(module: Module, gate: str, up: str | None, down: str) -> Form | 
 
 
 def _compare(module: Module, form: Form, bits: bool) -> None:
-    own = _own(module, form)
-    half = own.dtype if own is not None and own.dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
+    # A floating point parameter of the block: of quantised projections perhaps none.
+    of_down = module._modules[form.down].parameters()  # type: ignore[union-attr]
+    own, device = own_place(next((p for p in of_down if p.is_floating_point() and p.dtype.itemsize > 1), None))
     f32, f64 = torch.float32, torch.float64
     for dtype, batch, scale, training in (
         (f64, (_ROWS,), 1.0, True),
         (f64, (1, 2, 3), 30.0, True),
         (f32, (2, 3), 1.0, False),
         (f32, (2, 3), 0.03, True),
-        (half, (2, 3), 1.0, True),
+        (half_of(own), (2, 3), 1.0, True),
     ):
         _agree(module, form, dtype, batch, scale, training)
-    if bits:
-        dtype = f32 if own is None else own.dtype
-        device = torch.device("cpu") if own is None or own.device.type == "meta" else own.device
-        _agree(module, form, dtype, (2, 3), 1.0, True, device, bits=True)
-
-
-def _own(module: Module, form: Form) -> Tensor | None:
-    """A floating point parameter of the block, whose dtype and device are its own."""
-    parameters = module._modules[form.down].parameters()  # type: ignore[union-attr]
-    return next((p for p in parameters if p.is_floating_point() and p.dtype.itemsize > 1), None)
+    _agree(module, form, own, (2, 3), 1.0, True, device, bits)
 
 
 def _agree(
@@ -249,10 +244,10 @@ def _agree(
     made = _made(module, form.gate, form.up, form.down, dtype, device)
     made.train(training)
     x = numbers((*batch, _HIDDEN), 2, scale=scale).to(device, dtype).requires_grad_()
-    y = _run(module, made, x)
+    y = checked_run(type(module), made, x)
     ours = forward_of(form)(made, x)
     why = difference(ours, y, bits=bits)
     if why is None and dtype.itemsize >= 4:
         why = gradient_difference(ours, y, {"its input": x, **dict(made.named_parameters())})
     if why is not None:
-        raise _Refuted(f"it is not {form}: {why}")
+        raise Refuted(f"it is not {form}: {why}")

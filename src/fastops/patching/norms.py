@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import permutations, product
 from types import FunctionType
 from typing import Any
 
@@ -20,12 +20,19 @@ from torch.overrides import TorchFunctionMode
 from ..ops.layer_norm import layer_norm
 from ..ops.rms_norm import rms_norm
 from .proof import (
+    Refuted,
     apart,
     attributes,
+    checked_run,
+    coarser,
     difference,
+    failed,
     gradient_difference,
+    half_of,
+    is_ours,
     numbers,
     one_argument,
+    own_place,
     remembered,
     skeleton,
     told_apart,
@@ -47,7 +54,6 @@ RESULTS: dict[str, Dtypes] = {
 }
 
 _LARGE_EPS = 0.37
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -66,19 +72,14 @@ class Form:
     def __str__(self) -> str:
         eps = f"eps={self.eps}"
         offset = f", weight_offset={self.offset:g}" if self.offset else ""
-        result = "" if self.result in ("as torch", "input") else f", result={self.result}"
-        return f"{self.op}({eps}{offset}{result})"
+        return f"{self.op}({eps}{offset})"
 
 
 def find_norm(site: Site) -> Swap | str | None:
-    """A module named a norm, or one of torch's, without children."""
+    """A module without children whose class is called a norm."""
     module = site.module
-    if "norm" not in type(module).__name__.lower() or module._modules:
+    if "norm" not in type(module).__name__.lower() or module._modules or is_ours(module):
         return None
-    if type(module).__module__.startswith("fastops."):
-        return None
-    if why := _structure(module):
-        return why
     found = remembered(site, (find_norm, told_apart(module)), lambda: _prove(module, site.verify == "bits"))
     return found if isinstance(found, str) else Swap(str(found), found, lambda: {"forward": forward_of(found)})
 
@@ -88,7 +89,7 @@ def _structure(module: Module) -> str | None:
         return why
     present = [p for p in module._parameters.values() if p is not None]
     if len(present) > 2 or len({p.shape for p in present}) > 1:
-        return f"its parameters are {', '.join(module._parameters)}, not a weight and a bias of one shape"
+        return "its parameters are no weight and bias of one shape"
     for p in present:
         if type(p) is not torch.nn.Parameter and not _is_dtensor(p):
             return f"a parameter is a {type(p).__name__}"
@@ -107,15 +108,16 @@ def _is_dtensor(p: Tensor) -> bool:
 
 def forward_of(form: Form) -> FunctionType:
     """The forward of a swapped norm."""
-    weight, bias, eps, dims, offset = form.weight, form.bias, form.eps, form.dims, form.offset
-    by_attribute = isinstance(eps, str)
+    weight, bias, dims, offset = form.weight, form.bias, form.dims, form.offset
+    eps: Any = form.eps
+    by_attribute, is_rms = isinstance(eps, str), form.op == "rms_norm"
     result = None if form.result == "as torch" else RESULTS[form.result]
 
     def plain(self: Any, input: Tensor) -> Tensor:
         w = None if weight is None else getattr(self, weight)
         shape = input.shape[-dims:] if w is None else w.shape
-        e = getattr(self, eps) if by_attribute else eps  # type: ignore[arg-type]
-        if form.op == "rms_norm":
+        e = getattr(self, eps) if by_attribute else eps
+        if is_rms:
             return rms_norm(input, shape, w, e, weight_offset=offset)
         return layer_norm(input, shape, w, None if bias is None else getattr(self, bias), e, weight_offset=offset)
 
@@ -178,42 +180,34 @@ class _Trial:
                 made._buffers[name] = (torch.zeros(buffer.shape, dtype=buffer.dtype) + values).to(device, buffer.dtype)
         return made
 
-    def run(self, made: Module, x: Tensor) -> Tensor:
-        kept = x.detach().clone()
-        y = self.cls.forward(made, x)
-        if not torch.equal(x.detach(), kept):
-            raise _Refuted("it changes its input")
-        return y
-
-
-class _Refuted(Exception):
-    """With the reason why a norm is left."""
+    def run(self, made: Module, x: Tensor) -> Any:
+        return checked_run(self.cls, made, x)
 
 
 def _prove(module: Module, bits: bool) -> Form | str:
+    if why := _structure(module):
+        return why
     with apart():
         try:
             return _proved(_Trial(module), bits)
-        except _Refuted as refuted:
+        except Refuted as refuted:
             return str(refuted)
-        except Exception as error:  # of a forward that nobody knows
-            return f"its forward failed on random numbers: {type(error).__name__}: {str(error).splitlines()[:1]}"
+        except Exception as error:
+            return failed(error)
 
 
 def _proved(trial: _Trial, bits: bool) -> Form:
     form, shape = _identified(trial)
     form = replace(form, result=_result(trial, form, shape))
     _compare(trial, form, shape)
-    own = trial.own[0] if trial.own else None
-    dtype = torch.float32 if own is None else own.dtype
-    device = torch.device("cpu") if own is None or own.device.type == "meta" else own.device
+    dtype, device = own_place(trial.own[0] if trial.own else None)
     _agree(trial, form, shape, (6, *shape), dtype, dtype, bits=bits, device=device)
     return form
 
 
 def _identified(trial: _Trial) -> tuple[Form, tuple[int, ...]]:
     """Formula, eps and the shape that is normalised over, from outputs in float64, or else in float32."""
-    failed: Exception | None = None
+    raised: Exception | None = None
     for dtype, shape in product((torch.float64, torch.float32), tuple(trial.sizes())):
         made = trial.made(shape, dtype)
         try:
@@ -224,13 +218,13 @@ def _identified(trial: _Trial) -> tuple[Form, tuple[int, ...]]:
                 for form in _forms(trial, shape, eps):
                     if difference(forward_of(form)(made, x_here), y) is None:
                         return form, shape
-        except _Refuted:
+        except Refuted:
             raise
         except Exception as error:  # of another size or dtype, perhaps
-            failed = error
-    if failed is not None:
-        raise failed
-    raise _Refuted("it computes neither rms_norm nor layer_norm")
+            raised = error
+    if raised is not None:
+        raise raised
+    raise Refuted("it computes neither rms_norm nor layer_norm")
 
 
 def _eps_of(trial: _Trial, made: Module, x: Tensor) -> Iterator[tuple[str | float | None, bool]]:
@@ -254,10 +248,9 @@ def _eps_of(trial: _Trial, made: Module, x: Tensor) -> Iterator[tuple[str | floa
 
 
 def _forms(trial: _Trial, shape: tuple[int, ...], eps: str | float | None) -> Iterator[Form]:
-    names: list[str | None] = [*trial.names]
     argument = one_argument(trial.cls) or "input"
-    roles = {0: [(None, None)], 1: [(names[:1] + [None])], 2: [names, names[::-1]]}[len(names)]
-    for weight, bias in roles:
+    roles: list[tuple[str | None, ...]] = [*permutations(trial.names, 2)]
+    for weight, bias in roles or [(*trial.names, None, None)[:2]]:
         for offset in (0.0, 1.0) if weight else (0.0,):
             for op in ("layer_norm",) if bias else ("rms_norm", "layer_norm"):
                 if op == "layer_norm" and eps is None:
@@ -267,8 +260,7 @@ def _forms(trial: _Trial, shape: tuple[int, ...], eps: str | float | None) -> It
 
 def _pairs(trial: _Trial) -> list[tuple[torch.dtype, torch.dtype]]:
     """Dtypes of input and parameters that the norm has to return the right one for."""
-    own = trial.own[0].dtype if trial.own else torch.float32
-    half = own if own in _HALVES else torch.bfloat16
+    half = half_of(own_place(trial.own[0] if trial.own else None)[0])
     return [(torch.float64,) * 2, (torch.float32,) * 2, (half, half), (half, torch.float32), (torch.float32, half)]
 
 
@@ -288,7 +280,7 @@ def _result(trial: _Trial, form: Form, shape: tuple[int, ...]) -> str:
     for name, rule in RESULTS.items():
         if (native or name != "as torch") and all(rule(x, w) == y for x, w, y in seen):
             return name
-    raise _Refuted(f"the dtype of its output follows no rule: {seen}")
+    raise Refuted(f"the dtype of its output follows no rule: {seen}")
 
 
 def _compare(trial: _Trial, form: Form, shape: tuple[int, ...]) -> None:
@@ -329,9 +321,9 @@ def _agree(
             return
         raise
     ours = forward_of(form)(made, x)
-    why = difference(ours, y, min(x_dtype, dtype, key=lambda dtype: dtype.itemsize), bits)
+    why = difference(ours, y, coarser(x_dtype, dtype), bits)
     if why is None and gradients:
         parameters = {name: p for name, p in made._parameters.items() if p is not None}
         why = gradient_difference(ours, y, {"its input": x, **parameters})
     if why is not None:
-        raise _Refuted(f"it is not {form}: {why}")
+        raise Refuted(f"it is not {form}: {why}")

@@ -6,7 +6,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -71,15 +71,15 @@ def skeleton(module: Module, parameters: Mapping[str, Tensor | None], children: 
 @contextmanager
 def apart() -> Iterator[None]:
     """Neither the caller's modes, nor its random numbers, nor what a strange forward says to it."""
-    with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        torch.device("cpu"),
-        torch.autocast("cpu", enabled=False),
-        torch.random.fork_rng(devices=[]),
-        warnings.catch_warnings(),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.device("cpu"))
+        for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            stack.enter_context(torch.autocast(device, enabled=False))
+        stack.enter_context(torch.random.fork_rng(devices=[]))
         yield
 
 
@@ -100,6 +100,11 @@ def one_argument(cls: type) -> str | None:
     return parameters[0].name if parameters[0].kind in kinds else None
 
 
+def is_ours(module: Module) -> bool:
+    """One of fastops.nn."""
+    return type(module).__module__.startswith("fastops.")
+
+
 def unlike_its_class(module: Module) -> str | None:
     """Why the module may not run what its class says, or None."""
     if "forward" in module.__dict__:
@@ -109,6 +114,37 @@ def unlike_its_class(module: Module) -> str | None:
     if isinstance(module, (torch.jit.ScriptModule, torch.fx.GraphModule)):
         return "it is no plain Python module"
     return None
+
+
+class Refuted(Exception):
+    """With the one reason why a module is left."""
+
+
+def failed(error: Exception) -> str:
+    """The reason where a forward that nobody knows raised."""
+    lines = str(error).splitlines() or [""]
+    return f"its forward failed on random numbers: {type(error).__name__}: {lines[0]}"
+
+
+def checked_run(cls: Any, made: Module, x: Tensor) -> Any:
+    """``forward`` of a class on a module of ours, which has to leave its input as it is."""
+    kept = x.detach().clone()
+    y = cls.forward(made, x)
+    if not torch.equal(x.detach(), kept):
+        raise Refuted("it changes its input")
+    return y
+
+
+def own_place(tensor: Tensor | None) -> tuple[torch.dtype, torch.device]:
+    """Dtype and device of a module that has this parameter, for a try with its own."""
+    if tensor is None:
+        return torch.float32, torch.device("cpu")
+    return tensor.dtype, torch.device("cpu") if tensor.device.type == "meta" else tensor.device
+
+
+def half_of(dtype: torch.dtype) -> torch.dtype:
+    """The half type to try a module of this dtype with."""
+    return dtype if dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
 
 
 def difference(found: Any, expected: Any, coarse: torch.dtype = torch.float64, bits: bool = False) -> str | None:
@@ -123,13 +159,17 @@ def difference(found: Any, expected: Any, coarse: torch.dtype = torch.float64, b
     if bits:
         return None if torch.equal(found, expected) else f"its bits in {_named(expected)} are others"
     a, b = found.detach().double().cpu(), expected.detach().double().cpu()
-    half = min(coarse, expected.dtype, key=lambda dtype: dtype.itemsize)
+    half = coarser(coarse, expected.dtype)
     if half.itemsize < 4:  # of each element, of small ones as of the mean one
         ulp = torch.finfo(half).eps * b.abs().clamp(min=float(b.abs().mean()))
         worst = float(((a - b).abs() / ulp).max())
         return None if worst <= HALF_ULPS else f"{_named(expected)}: {worst:.2g} ulp off"
     worst = float((a - b).abs().max() / b.abs().max().clamp(min=1e-300))
     return None if worst <= VALUES else f"{_named(expected)}: {worst:.2g} off"
+
+
+def coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    return min(a, b, key=lambda dtype: dtype.itemsize)
 
 
 def gradient_difference(found: Tensor, expected: Tensor, named: Mapping[str, Tensor]) -> str | None:

@@ -83,12 +83,8 @@ _before: WeakKeyDictionary[Module, dict[str, Any]] = WeakKeyDictionary()
 
 
 def is_swapped(module: Module) -> bool:
-    return "_fastops_original" in type(module).__dict__
-
-
-def original_class(module: Module) -> type:
-    """The module's class without ours on top."""
-    return type(module).__dict__.get("_fastops_original", type(module))
+    """Whether its class is one of ours, or made of one, as ``fully_shard`` does."""
+    return hasattr(type(module), "_fastops_original")
 
 
 def with_parameter_named(forward: FunctionType, name: str) -> FunctionType:
@@ -109,9 +105,20 @@ def swapped_class(cls: type, swap: Swap) -> type:
 
 
 def _make(cls: type, swap: Swap) -> type:
+    base: Any = cls
+
     def extra_repr(self: Module) -> str:
-        of_class = cls.extra_repr(self)  # type: ignore[attr-defined]
+        of_class = base.extra_repr(self)
         return f"{of_class}, fastops {swap.op}" if of_class else f"fastops {swap.op}"
+
+    def reduced(self: Module, protocol: Any) -> Any:
+        """As the original class would: a file needs no fastops to be read."""
+        if type(self) is not made:  # of a class that was made of this one since
+            return base.__reduce_ex__(self, protocol)
+        twin: Any = object.__new__(cls)
+        twin.__dict__.update(self.__dict__)
+        _put(twin, _before.get(self, {}))
+        return twin.__reduce_ex__(protocol)
 
     members = {
         "__module__": cls.__module__,
@@ -119,36 +126,29 @@ def _make(cls: type, swap: Swap) -> type:
         "__doc__": cls.__doc__,
         "_fastops_original": cls,
         "extra_repr": extra_repr,
-        "__reduce_ex__": _reduce_as_original,
+        "__reduce_ex__": reduced,
         "__copy__": _copy,
         **({} if hasattr(cls, "__deepcopy__") else {"__deepcopy__": _deepcopy}),
         **swap.members(),
     }
-    return type(cls)(cls.__name__, (cls,), members)
-
-
-def _reduce_as_original(self: Module, protocol: Any) -> Any:
-    """As the original class would: a file needs no fastops to be read."""
-    twin = object.__new__(original_class(self))
-    twin.__dict__.update(self.__dict__)
-    _put(twin, _before.get(self, {}))
-    return twin.__reduce_ex__(protocol)
+    made = type(cls)(cls.__name__, (cls,), members)
+    return made
 
 
 def _copy(self: Module) -> Module:
-    twin: Module = object.__new__(type(self))
-    twin.__dict__.update(self.__dict__)
-    if self in _before:
-        _before[twin] = dict(_before[self])
-    return twin
+    return _twin(self, self.__dict__, _before.get(self))
 
 
 def _deepcopy(self: Module, memo: dict[int, Any]) -> Module:
-    twin: Module = object.__new__(type(self))
-    memo[id(self)] = twin  # before its parts, which may lead back to it
-    twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
-    if self in _before:
-        _before[twin] = copy.deepcopy(_before[self], memo)
+    memo[id(self)] = twin = _twin(self, {}, None)  # before its parts, which may lead back to it
+    return _twin(self, copy.deepcopy(self.__dict__, memo), copy.deepcopy(_before.get(self), memo), twin)
+
+
+def _twin(self: Module, entries: Members, before: Members | None, twin: Module | None = None) -> Module:
+    twin = object.__new__(type(self)) if twin is None else twin
+    twin.__dict__.update(entries)
+    if before is not None:
+        _before[twin] = dict(before)
     return twin
 
 

@@ -9,11 +9,9 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
-
 from .finders import FINDERS
 from .report import Report, frequent
-from .swap import Module, Site, Swap, apply, is_swapped, original_class
+from .swap import Module, Site, Swap, apply, is_swapped
 
 _log = logging.getLogger("fastops")
 _VERIFY = ("close", "bits")
@@ -52,7 +50,7 @@ def patch(
 
     Raises:
         TypeError: ``model`` is no module, ``only`` or ``skip`` no sequence of str.
-        ValueError: another ``verify``; an entry of ``only`` or ``skip`` that is neither a kind nor the name of a module.
+        ValueError: another ``verify``; an entry of ``only`` or ``skip`` that is neither a kind nor a module's name.
 
     Warns:
         UserWarning: nothing was swapped, with the most frequent reasons.
@@ -72,19 +70,15 @@ def patch(
     unwanted = _entries("skip", skip, modules)
     report = Report(dry_run=dry_run)
     proofs: dict[Any, Any] = {}
-    passed: list[str] = []
+    unused: set[str] = set()
     for name, module in modules.items():
-        if name in report.swapped or _within(name, passed):
+        if name in report.swapped or not unused.isdisjoint(_ancestors(name)):
             continue
-        site = Site(name, module, model, verify, proofs)
-        kinds = [
-            kind
-            for kind in FINDERS
-            if (wanted is None or _selects(wanted, kind, name)) and not _selects(unwanted, kind, name)
-        ]
-        found = _ask(site, kinds)
+        kinds = FINDERS if wanted is None else [kind for kind in FINDERS if _selects(wanted, kind, name)]
+        kinds = [kind for kind in kinds if not _selects(unwanted, kind, name)]
+        found = _ask(Site(name, module, model, verify, proofs), kinds)
         if isinstance(found, Swap):
-            passed += [f"{name}.{child}" if name else child for child in found.unused]
+            unused.update(f"{name}.{child}" if name else child for child in found.unused)
             _apply(report, modules, name, found)
         elif found is not None:
             report.left[name] = f"{type(module).__name__}: {found}"
@@ -129,6 +123,9 @@ def _apply(report: Report, modules: dict[str, Module], name: str, swap: Swap) ->
     """Of one swap and its partners, all or none."""
     together = {name: swap, **swap.partners}
     before = len(report._applied)
+    if taken := [partner for partner in swap.partners if is_swapped(modules[partner])]:
+        report.left[name] = f"{type(modules[name]).__name__}: {', '.join(taken)} was swapped for something else"
+        return
     try:
         for each, of in together.items():
             if not report.dry_run:
@@ -139,7 +136,7 @@ def _apply(report: Report, modules: dict[str, Module], name: str, swap: Swap) ->
         report.left[name] = f"{type(modules[name]).__name__}: its class cannot be changed: {error}"
         return
     for each, of in together.items():
-        report.swapped[each] = f"{original_class(modules[each]).__name__} as {of.op}"
+        report.swapped[each] = f"{type(modules[each]).__name__} as {of.op}"
 
 
 def _entries(argument: str, entries: Sequence[str], modules: dict[str, Module]) -> tuple[str, ...]:
@@ -154,15 +151,15 @@ def _entries(argument: str, entries: Sequence[str], modules: dict[str, Module]) 
 
 def _selects(entries: Sequence[str], kind: str, name: str) -> bool:
     """Whether the kind is among them, or the module or one that it is in."""
-    if kind in entries:
-        return True
+    if not entries or kind in entries:
+        return bool(entries)
+    return any(fnmatchcase(ancestor, entry) for entry in entries for ancestor in _ancestors(name))
+
+
+def _ancestors(name: str) -> list[str]:
+    """The module and those that it is in, the model aside."""
     parts = name.split(".")
-    ancestors = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-    return any(fnmatchcase(ancestor, entry) for entry in entries for ancestor in ancestors)
-
-
-def _within(name: str, names: Sequence[str]) -> bool:
-    return any(name == other or name.startswith(f"{other}.") for other in names)
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
 def _tell(report: Report) -> None:
