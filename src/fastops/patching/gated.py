@@ -27,6 +27,7 @@ from .proof import (
     apart,
     attributes,
     checked_run,
+    depends_on,
     difference,
     failed,
     gradient_difference,
@@ -211,6 +212,8 @@ def _identified(module: Module, gate: str, up: str | None, down: str) -> Form | 
     y = checked_run(type(module), made, x)
     for form in _forms(module, gate, up, down):
         if difference(forward_of(form)(made, x), y) is None:
+            if why := depends_on(type(module), made, x):
+                raise Refuted(why)
             return form
     return None
 

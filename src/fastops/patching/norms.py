@@ -25,6 +25,7 @@ from .proof import (
     attributes,
     checked_run,
     coarser,
+    depends_on,
     difference,
     failed,
     gradient_difference,
@@ -78,7 +79,9 @@ class Form:
 def find_norm(site: Site) -> Swap | str | None:
     """A module without children whose class is called a norm."""
     module = site.module
-    if "norm" not in type(module).__name__.lower() or module._modules or is_ours(module):
+    if "norm" not in type(module).__name__.lower() or is_ours(module):
+        return None
+    if module._modules and not torch.nn.utils.parametrize.is_parametrized(module):
         return None
     found = remembered(site, (find_norm, told_apart(module)), lambda: _prove(module, site.verify == "bits"))
     return found if isinstance(found, str) else Swap(str(found), found, lambda: {"forward": forward_of(found)})
@@ -217,6 +220,8 @@ def _identified(trial: _Trial) -> tuple[Form, tuple[int, ...]]:
                 y = trial.run(made, x_here)
                 for form in _forms(trial, shape, eps):
                     if difference(forward_of(form)(made, x_here), y) is None:
+                        if why := depends_on(trial.cls, made, x_here, eps):
+                            raise Refuted(why)
                         return form, shape
         except Refuted:
             raise
@@ -236,7 +241,7 @@ def _eps_of(trial: _Trial, made: Module, x: Tensor) -> Iterator[tuple[str | floa
         made.__dict__[name] = _LARGE_EPS
         try:
             changes = difference(trial.run(made, x), before) is not None
-        except (RuntimeError, TypeError):  # a size, perhaps
+        except Exception:  # a size, or what there is none of
             changes = False
         if changes:
             yield name, False

@@ -127,12 +127,36 @@ def failed(error: Exception) -> str:
 
 
 def checked_run(cls: Any, made: Module, x: Tensor) -> Any:
-    """``forward`` of a class on a module of ours, which has to leave its input as it is."""
-    kept = x.detach().clone()
+    """``forward`` of a class on a module of ours, which has to leave its input and the module as they are."""
+    kept, before = x.detach().clone(), _state(made)
     y = cls.forward(made, x)
     if not torch.equal(x.detach(), kept):
         raise Refuted("it changes its input")
+    if _state(made) != before:
+        raise Refuted("its forward changes the module")
     return y
+
+
+def _state(made: Module) -> list[Any]:
+    tensors = [t._version for t in (*made.parameters(), *made.buffers())]
+    return [tensors, [attributes(module) for module in made.modules()]]
+
+
+def depends_on(cls: Any, made: Module, x: Tensor, known: object = None) -> str | None:
+    """A number among the attributes, other than ``known``, that the output depends on: it may change later."""
+    before = cls.forward(made, x)
+    for name, value in attributes(made).items():
+        if name == known or type(value) not in (float, int):
+            continue
+        made.__dict__[name] = value + 1 if type(value) is int else 1.5 * value + 0.25
+        try:
+            differs = difference(cls.forward(made, x), before) is not None
+        except Exception:  # of a size that does not fit
+            differs = False
+        made.__dict__[name] = value
+        if differs:
+            return f"its result depends on its attribute {name}"
+    return None
 
 
 def own_place(tensor: Tensor | None) -> tuple[torch.dtype, torch.device]:

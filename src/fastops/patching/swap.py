@@ -77,7 +77,7 @@ Finder = Callable[[Site], "Swap | str | None"]
 
 _MISSING: Any = object()
 # A class goes when its last module does: the key holds the original class, and only as long as the value lives.
-_classes: WeakValueDictionary[tuple[type, Hashable], type] = WeakValueDictionary()
+_classes: WeakValueDictionary[tuple[type, Hashable, tuple[str, ...]], type] = WeakValueDictionary()
 # Of each swapped module that has entries of ours in its __dict__, what was there before.
 _before: WeakKeyDictionary[Module, dict[str, Any]] = WeakKeyDictionary()
 
@@ -85,6 +85,11 @@ _before: WeakKeyDictionary[Module, dict[str, Any]] = WeakKeyDictionary()
 def is_swapped(module: Module) -> bool:
     """Whether its class is one of ours, or made of one, as ``fully_shard`` does."""
     return hasattr(type(module), "_fastops_original")
+
+
+def unused_children(module: Module) -> tuple[str, ...]:
+    """Those that a swapped module's forward does not call."""
+    return getattr(type(module), "_fastops_unused", ())
 
 
 def with_parameter_named(forward: FunctionType, name: str) -> FunctionType:
@@ -98,9 +103,10 @@ def with_parameter_named(forward: FunctionType, name: str) -> FunctionType:
 
 def swapped_class(cls: type, swap: Swap) -> type:
     """The subclass of ``cls`` for a swap: of the same name, pickled as ``cls``, deep-copied as itself."""
-    made = _classes.get((cls, swap.form))
+    key = cls, swap.form, swap.unused
+    made = _classes.get(key)
     if made is None:
-        made = _classes[cls, swap.form] = _make(cls, swap)
+        made = _classes[key] = _make(cls, swap)
     return made
 
 
@@ -125,6 +131,7 @@ def _make(cls: type, swap: Swap) -> type:
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "_fastops_original": cls,
+        "_fastops_unused": swap.unused,
         "extra_repr": extra_repr,
         "__reduce_ex__": reduced,
         "__copy__": _copy,

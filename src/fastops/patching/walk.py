@@ -11,7 +11,7 @@ from typing import Any
 
 from .finders import FINDERS
 from .report import Report, frequent
-from .swap import Module, Site, Swap, apply, is_swapped
+from .swap import Module, Site, Swap, apply, is_swapped, unused_children
 
 _log = logging.getLogger("fastops")
 _VERIFY = ("close", "bits")
@@ -78,10 +78,11 @@ def patch(
         kinds = [kind for kind in kinds if not _selects(unwanted, kind, name)]
         found = _ask(Site(name, module, model, verify, proofs), kinds)
         if isinstance(found, Swap):
-            unused.update(f"{name}.{child}" if name else child for child in found.unused)
             _apply(report, modules, name, found)
         elif found is not None:
             report.left[name] = f"{type(module).__name__}: {found}"
+        children = found.unused if isinstance(found, Swap) else unused_children(module)
+        unused.update(f"{name}.{child}" if name else child for child in children)
     _tell(report)
     return report
 
