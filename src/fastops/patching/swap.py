@@ -22,6 +22,7 @@ A finder changes nothing: the module, its parameters and its class are read, and
 from __future__ import annotations
 
 import copy
+import copyreg
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
@@ -75,7 +76,9 @@ class Swap:
 
 Finder = Callable[[Site], "Swap | str | None"]
 
-_MISSING: Any = object()
+_MISSING: Any = type("_MISSING", (), {})  # a class, which deepcopy leaves as it is
+_newobj: Any = copyreg.__newobj__  # type: ignore[attr-defined]
+_reconstructor: Any = copyreg._reconstructor  # type: ignore[attr-defined]
 # A class goes when its last module does: the key holds the original class, and only as long as the value lives.
 _classes: WeakValueDictionary[tuple[type, Hashable, tuple[str, ...]], type] = WeakValueDictionary()
 # Of each swapped module that has entries of ours in its __dict__, what was there before.
@@ -124,7 +127,10 @@ def _make(cls: type, swap: Swap) -> type:
         twin: Any = object.__new__(cls)
         twin.__dict__.update(self.__dict__)
         _put(twin, _before.get(self, {}))
-        return twin.__reduce_ex__(protocol)
+        make, arguments, *state = twin.__reduce_ex__(protocol)
+        if make is _newobj:  # pickle would have it that the class is this one
+            make, arguments = _reconstructor, (cls, object, None)
+        return make, arguments, *state
 
     members = {
         "__module__": cls.__module__,
