@@ -68,6 +68,13 @@ def test_argument_by_its_name() -> None:
     torch.testing.assert_close(module(hidden=x), expected)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_sizes(size: int) -> None:
+    """Of one column and of two, whose gradients cancel."""
+    report = fastops.patch(torch.nn.ModuleList([torch.nn.LayerNorm(size), torch.nn.RMSNorm(size, eps=1e-6)]))
+    assert list(report.swapped) == ["0", "1"]
+
+
 def test_bits() -> None:
     """In bfloat16 torch's own norm rounds once, as ours; by hand the normalised number is rounded before the weight."""
     model = torch.nn.ModuleDict({"torch": torch.nn.RMSNorm(N, eps=1e-6), "hand": NORMS["hand rms"][0]()}).bfloat16()
