@@ -206,6 +206,11 @@ IMPOSTOR_NORMS: dict[str, Callable[[], nn.Module]] = {
     "in place": impostor(_in_place),
     "gate argument": impostor(_gated),
     "dropout in training": impostor(_dropped),
+    "in evaluation": impostor(lambda self, x: HandRMSNorm.forward(self, x) * (1.0 if self.training else 1.1)),
+    "in bfloat16": impostor(
+        lambda self, x: HandRMSNorm.forward(self, x) * (1.05 if x.dtype == torch.bfloat16 else 1.0)
+    ),
+    "of three dimensions": impostor(lambda self, x: HandRMSNorm.forward(self, x) * (1.1 if x.dim() == 3 else 1.0)),
     "two outputs": impostor(lambda self, x: (HandRMSNorm.forward(self, x), x)),  # type: ignore[arg-type,return-value]
     "rounds to bfloat16": impostor(lambda self, x: HandRMSNorm.forward(self, x.bfloat16()).to(x.dtype)),
     "raises": impostor(lambda self, x: self.nothing),

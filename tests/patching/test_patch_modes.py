@@ -70,6 +70,21 @@ def test_forms_compile(name: str) -> None:
     torch.testing.assert_close(compiled(x), expected)
 
 
+@pytest.mark.parametrize("name", ["x", "w", "weight", "input"])
+def test_argument_of_any_name(x: Tensor, name: str) -> None:
+    """Also one that the swapped forward has a variable of: by keyword, compiled too."""
+    defined: dict[str, type[nn.Module]] = {}
+    exec(
+        f"class Norm(Base):\n def forward(self, {name}): return super().forward({name})", {"Base": HandRMSNorm}, defined
+    )
+    module = defined["Norm"]()
+    expected = module(x)
+    assert fastops.patch(module).swapped
+    torch.testing.assert_close(module(**{name: x}), expected)
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(**{name: x}), expected)
+
+
 def test_export(x: Tensor) -> None:
     block = Block().eval()
     expected = block(x)

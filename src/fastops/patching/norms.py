@@ -114,27 +114,29 @@ def forward_of(form: Form) -> FunctionType:
     weight, bias, dims, offset = form.weight, form.bias, form.dims, form.offset
     eps: Any = form.eps
     by_attribute, is_rms = isinstance(eps, str), form.op == "rms_norm"
-    result = None if form.result == "as torch" else RESULTS[form.result]
+    result = RESULTS[form.result]
 
-    def plain(self: Any, input: Tensor) -> Tensor:
-        w = None if weight is None else getattr(self, weight)
-        shape = input.shape[-dims:] if w is None else w.shape
+    def norm(self: Any, x: Tensor, w: Tensor | None) -> Tensor:
+        shape = x.shape[-dims:] if w is None else w.shape
         e = getattr(self, eps) if by_attribute else eps
         if is_rms:
-            return rms_norm(input, shape, w, e, weight_offset=offset)
-        return layer_norm(input, shape, w, None if bias is None else getattr(self, bias), e, weight_offset=offset)
+            return rms_norm(x, shape, w, e, weight_offset=offset)
+        return layer_norm(x, shape, w, None if bias is None else getattr(self, bias), e, weight_offset=offset)
 
-    if result is None:
-        return with_parameter_named(plain, form.argument)  # type: ignore[arg-type]
-    parameter = weight or bias
+    def as_torch(self: Any, input: Tensor) -> Tensor:
+        return norm(self, input, None if weight is None else getattr(self, weight))
 
     def converted(self: Any, input: Tensor) -> Tensor:
-        dtype = result(input.dtype, input.dtype if parameter is None else getattr(self, parameter).dtype)
-        wide = torch.promote_types(input.dtype, dtype)
-        output = plain(self, input if input.dtype == wide else input.to(wide))
+        w = None if weight is None else getattr(self, weight)
+        of_input = input.dtype
+        of_weight = w.dtype if w is not None else of_input if bias is None else getattr(self, bias).dtype
+        dtype = result(of_input, of_weight)
+        wide = torch.promote_types(of_input, dtype)
+        output = norm(self, input if of_input == wide else input.to(wide), w)
         return output if output.dtype == dtype else output.to(dtype)
 
-    return with_parameter_named(converted, form.argument)  # type: ignore[arg-type]
+    forward: Any = as_torch if form.result == "as torch" else converted
+    return with_parameter_named(forward, form.argument)
 
 
 class _Natives(TorchFunctionMode):

@@ -7,6 +7,8 @@ import inspect
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -42,16 +44,21 @@ def told_apart(module: Module) -> Hashable:
     """What a forward may read of the module, without its tensors' values."""
     return (
         type(module),
-        tuple((name, _value(value)) for name, value in sorted(attributes(module).items())),
+        tuple((name, _value(value, module)) for name, value in sorted(attributes(module).items())),
         tuple((name, p if p is None else (p.shape, p.dtype, p.device)) for name, p in module._parameters.items()),
     )
 
 
-def _value(value: Any) -> Hashable:
+def _value(value: Any, module: Module) -> Hashable:
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, (list, tuple)):
-        return type(value), tuple(map(_value, value))
+        return type(value), tuple(_value(part, module) for part in value)
+    if type(value) is MethodType and value.__self__ is module:
+        return MethodType, value.__func__
+    if type(value) is partial:  # each module of a model may have made its own
+        keywords = tuple((name, _value(part, module)) for name, part in sorted(value.keywords.items()))
+        return partial, value.func, _value(value.args, module), keywords
     return id(value)
 
 

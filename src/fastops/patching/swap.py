@@ -97,11 +97,13 @@ def unused_children(module: Module) -> tuple[str, ...]:
 
 def with_parameter_named(forward: FunctionType, name: str) -> FunctionType:
     """``forward(self, input)`` whose one argument has another name, so that callers by keyword still reach it."""
+
+    def new(old: str) -> str:  # a variable that has that name already gets another
+        return name if old == "input" else f"{old}_" if old == name else old
+
     code: CodeType = forward.__code__
-    names = tuple(name if old == "input" else old for old in code.co_varnames)
-    renamed = FunctionType(code.replace(co_varnames=names), forward.__globals__, "forward", None, forward.__closure__)
-    renamed.__qualname__ = forward.__qualname__
-    return renamed
+    code = code.replace(co_varnames=tuple(map(new, code.co_varnames)), co_freevars=tuple(map(new, code.co_freevars)))
+    return FunctionType(code, forward.__globals__, "forward", None, forward.__closure__)
 
 
 def swapped_class(cls: type, swap: Swap) -> type:
