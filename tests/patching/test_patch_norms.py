@@ -42,6 +42,21 @@ def test_dtypes(name: str, of_input: torch.dtype, of_weight: torch.dtype) -> Non
     torch.testing.assert_close(y, expected, rtol=4 * coarse, atol=4 * coarse)
 
 
+REASONS = {
+    "in place": "it changes its input",
+    "writes a buffer": "its forward changes the module",
+    "scale attribute": "its result depends on its attribute scale",
+    "gate argument": "its forward takes more than one tensor",
+    "subclassed tensor": "a parameter is a MyParameter",
+    "replaced forward": "its forward was replaced on the instance",
+    "parametrized": "it is parametrized",
+    "raises": "its forward failed on random numbers: AttributeError",
+    "two outputs": "it does not return one tensor",
+    "detached weight": "it is not rms_norm(eps=epsilon): it has no gradient for weight",
+    "in bfloat16": "it is not rms_norm(eps=epsilon): bfloat16: ",
+}
+
+
 @pytest.mark.parametrize("name", IMPOSTOR_NORMS)
 def test_impostors(name: str) -> None:
     module = IMPOSTOR_NORMS[name]()
@@ -50,6 +65,7 @@ def test_impostors(name: str) -> None:
         report = fastops.patch(module)
     assert not report.swapped
     assert list(report.left) == [""]
+    assert REASONS.get(name, "") in report.left[""]
     assert type(module) is before
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from planted import HandMLP, HandRMSNorm, N
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import fastops
@@ -62,6 +63,25 @@ def split(of: nn.Sequential) -> nn.Module:
     return of
 
 
+def check_shards() -> None:
+    """Norms of DTensors, and MLPs whose projections return them, compute as they did."""
+    mesh = init_device_mesh("cpu", (PROCESSES,))
+    projections = {name: ColwiseParallel(use_local_output=False) for name in ("a", "b")}
+    plans: dict[str, Any] = {"norm": SequenceParallel(), "mlp": {**projections, "c": RowwiseParallel()}}
+    for name, plan in plans.items():
+        expected = getattr(model()[0], name)
+        found = getattr(model()[0], name)
+        parallelize_module(found, mesh, plan)
+        assert fastops.patch(found).swapped
+        x = batch(0).unsqueeze(0)
+        y, whole = found(distribute_tensor(x, mesh, [Shard(1)]) if name == "norm" else x), expected(x)
+        torch.testing.assert_close(y.full_tensor() if isinstance(y, DTensor) else y, whole)
+        y.square().sum().backward()
+        whole.square().sum().backward()
+        for parameter, gradient in gradients(expected).items():
+            torch.testing.assert_close(gradients(found)[parameter], gradient)
+
+
 def check(way: Callable[[nn.Sequential], nn.Module], first: bool, same_batch: bool, rank: int) -> None:
     batches = [0, 0] if same_batch else range(PROCESSES)
     expected = model()
@@ -90,6 +110,7 @@ def process(rank: int, file: str) -> None:
             check(ddp, first, False, rank)
             check(shard, first, False, rank)
             check(split, first, True, rank)
+        check_shards()
         found = model()
         report = fastops.patch(found)
         for module in found.modules():

@@ -31,7 +31,7 @@ from .proof import (
     told_apart,
     unlike_its_class,
 )
-from .swap import Module, Site, Swap, with_parameter_named
+from .swap import Module, Site, Swap, is_sharded, with_parameter_named
 
 # Whether the function has a dim, which is then read of the module's attribute.
 OPERATORS: dict[type, tuple[str, Callable[..., Tensor], bool]] = {
@@ -75,18 +75,19 @@ def find_activation(site: Site) -> Swap | str | None:
         return "its dim is None"
     form = Form(of, argument)
     why = remembered(site, (find_activation, told_apart(module)), lambda: _refuted(module, form, site.verify == "bits"))
-    return why or Swap(str(form), form, lambda: {"forward": forward_of(form)})
+    return why or Swap(str(form), form, lambda: {"forward": forward_of(form, type(module))})
 
 
-def forward_of(form: Form) -> FunctionType:
-    """The forward of a swapped activation."""
+def forward_of(form: Form, cls: Any) -> FunctionType:
+    """The forward of a swapped activation of this class."""
     _, function, has_dim = OPERATORS[form.of]
+    original = cls.forward
 
     def of_one(self: Any, input: Tensor) -> Tensor:
-        return function(input)
+        return original(self, input) if is_sharded(input) else function(input)
 
     def along(self: Any, input: Tensor) -> Tensor:
-        return function(input, self.dim)
+        return original(self, input) if is_sharded(input) else function(input, self.dim)
 
     return with_parameter_named(along if has_dim else of_one, form.argument)  # type: ignore[arg-type]
 
@@ -99,7 +100,7 @@ def _refuted(module: Module, form: Form, bits: bool) -> str | None:
             x = numbers(_SHAPE, 1, scale=scale).to(dtype).requires_grad_(dtype.itemsize >= 4)
             try:
                 y = checked_run(type(module), made, x)
-                ours = forward_of(form)(made, x)
+                ours = forward_of(form, type(module))(made, x)
             except Refuted as refuted:
                 return str(refuted)
             except Exception as error:  # of this many dimensions, perhaps

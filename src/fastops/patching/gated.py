@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..families.gated import by_torch
 from ..ops.geglu import geglu
 from ..ops.glu import glu
 from ..ops.reglu import reglu
@@ -41,9 +42,9 @@ from .proof import (
     told_apart,
     unlike_its_class,
 )
-from .swap import Module, Site, Swap, with_parameter_named
+from .swap import Module, Site, Swap, is_sharded, with_parameter_named
 
-Unit = Callable[[Tensor, Tensor], Tensor]
+Function = Callable[[Tensor, Tensor], Tensor]
 Roles = tuple[str, "str | None", str]
 
 
@@ -51,14 +52,28 @@ def _glu(gate: Tensor, up: Tensor) -> Tensor:
     return glu(up, gate=gate)
 
 
-# Of gate and up, by what the report calls them.
+@dataclass(frozen=True)
+class Unit:
+    """A function of gate and up, its name in torch's own ops, for shards, and its alpha."""
+
+    function: Function
+    name: str
+    alpha: float = 1.0
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        if is_sharded(gate):
+            return by_torch(self.name, gate, up, -1, False, None, self.alpha, 0.0)
+        return self.function(gate, up)
+
+
+# By what the report calls them.
 UNITS: dict[str, Unit] = {
-    "swiglu": swiglu,
-    "geglu": geglu,
-    "geglu(approximate=tanh)": partial(geglu, approximate="tanh"),
-    "swiglu(alpha=1.702)": partial(swiglu, alpha=1.702),
-    "reglu": reglu,
-    "glu": _glu,
+    "swiglu": Unit(swiglu, "swiglu"),
+    "geglu": Unit(geglu, "geglu"),
+    "geglu(approximate=tanh)": Unit(partial(geglu, approximate="tanh"), "geglu_tanh"),
+    "swiglu(alpha=1.702)": Unit(partial(swiglu, alpha=1.702), "swiglu", 1.702),
+    "reglu": Unit(reglu, "reglu"),
+    "glu": Unit(_glu, "glu"),
 }
 
 _HIDDEN, _BETWEEN, _ROWS = 6, 8, 5

@@ -39,7 +39,7 @@ from .proof import (
     told_apart,
     unlike_its_class,
 )
-from .swap import Module, Site, Swap, with_parameter_named
+from .swap import Module, Site, Swap, is_sharded, with_parameter_named
 
 Dtypes = Callable[[torch.dtype, torch.dtype], torch.dtype]
 
@@ -84,7 +84,11 @@ def find_norm(site: Site) -> Swap | str | None:
     if module._modules and not torch.nn.utils.parametrize.is_parametrized(module):
         return None
     found = remembered(site, (find_norm, told_apart(module)), lambda: _prove(module, site.verify == "bits"))
-    return found if isinstance(found, str) else Swap(str(found), found, lambda: {"forward": forward_of(found)})
+    return (
+        found
+        if isinstance(found, str)
+        else Swap(str(found), found, lambda: {"forward": forward_of(found, type(module))})
+    )
 
 
 def _structure(module: Module) -> str | None:
@@ -94,7 +98,7 @@ def _structure(module: Module) -> str | None:
     if len(present) > 2 or len({p.shape for p in present}) > 1:
         return "its parameters are no weight and bias of one shape"
     for p in present:
-        if type(p) is not torch.nn.Parameter and not _is_dtensor(p):
+        if type(p) is not torch.nn.Parameter and not is_sharded(p):
             return f"a parameter is a {type(p).__name__}"
         if not p.is_floating_point():
             return f"a parameter is {p.dtype}"
@@ -105,12 +109,9 @@ def _structure(module: Module) -> str | None:
     return None
 
 
-def _is_dtensor(p: Tensor) -> bool:
-    return hasattr(p, "device_mesh") and hasattr(p, "placements")
-
-
-def forward_of(form: Form) -> FunctionType:
-    """The forward of a swapped norm."""
+def forward_of(form: Form, cls: Any) -> FunctionType:
+    """The forward of a swapped norm of this class."""
+    original = cls.forward
     weight, bias, dims, offset = form.weight, form.bias, form.dims, form.offset
     eps: Any = form.eps
     by_attribute, is_rms = isinstance(eps, str), form.op == "rms_norm"
@@ -124,9 +125,13 @@ def forward_of(form: Form) -> FunctionType:
         return layer_norm(x, shape, w, None if bias is None else getattr(self, bias), e, weight_offset=offset)
 
     def as_torch(self: Any, input: Tensor) -> Tensor:
+        if is_sharded(input):
+            return original(self, input)
         return norm(self, input, None if weight is None else getattr(self, weight))
 
     def converted(self: Any, input: Tensor) -> Tensor:
+        if is_sharded(input):
+            return original(self, input)
         w = None if weight is None else getattr(self, weight)
         of_input = input.dtype
         of_weight = w.dtype if w is not None else of_input if bias is None else getattr(self, bias).dtype
@@ -185,7 +190,7 @@ class _Trial:
                 made._buffers[name] = (torch.zeros(buffer.shape, dtype=buffer.dtype) + values).to(device, buffer.dtype)
         return made
 
-    def run(self, made: Module, x: Tensor) -> Any:
+    def run(self, made: Module, x: Tensor) -> Tensor:
         return checked_run(self.cls, made, x)
 
 
@@ -221,7 +226,7 @@ def _identified(trial: _Trial) -> tuple[Form, tuple[int, ...]]:
                 x_here = x * 1e-3 if small else x
                 y = trial.run(made, x_here)
                 for form in _forms(trial, shape, eps):
-                    if difference(forward_of(form)(made, x_here), y) is None:
+                    if difference(forward_of(form, trial.cls)(made, x_here), y) is None:
                         if why := depends_on(trial.cls, made, x_here, eps):
                             raise Refuted(why)
                         return form, shape
@@ -327,7 +332,7 @@ def _agree(
         if optional:  # of this many dimensions, or of these dtypes, it makes nothing
             return
         raise
-    ours = forward_of(form)(made, x)
+    ours = forward_of(form, trial.cls)(made, x)
     why = difference(ours, y, coarser(x_dtype, dtype), bits)
     if why is None and gradients:
         parameters = {name: p for name, p in made._parameters.items() if p is not None}

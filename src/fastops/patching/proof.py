@@ -133,7 +133,7 @@ def failed(error: Exception) -> str:
     return f"its forward failed on random numbers: {type(error).__name__}: {lines[0]}"
 
 
-def checked_run(cls: Any, made: Module, x: Tensor) -> Any:
+def checked_run(cls: Any, made: Module, x: Tensor) -> Tensor:
     """``forward`` of a class on a module of ours, which has to leave its input and the module as they are."""
     kept, before = x.detach().clone(), _state(made)
     y = cls.forward(made, x)
@@ -141,6 +141,8 @@ def checked_run(cls: Any, made: Module, x: Tensor) -> Any:
         raise Refuted("it changes its input")
     if _state(made) != before:
         raise Refuted("its forward changes the module")
+    if not isinstance(y, Tensor):
+        raise Refuted("it does not return one tensor")
     return y
 
 
@@ -178,13 +180,11 @@ def half_of(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
 
 
-def difference(found: Any, expected: Any, coarse: torch.dtype = torch.float64, bits: bool = False) -> str | None:
+def difference(found: Tensor, expected: Tensor, coarse: torch.dtype = torch.float64, bits: bool = False) -> str | None:
     """How the second differs from the first: dtype, shape or values; None where it does not by more than rounding.
 
     ``coarse`` is the coarsest dtype that anything of it was rounded to.
     """
-    if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
-        return None if found is expected is None else "it does not return one tensor"
     if found.dtype != expected.dtype or found.shape != expected.shape:
         return f"it returns {_named(expected)}{list(expected.shape)}, and not {_named(found)}{list(found.shape)}"
     if bits:
