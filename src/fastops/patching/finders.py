@@ -8,10 +8,12 @@ from __future__ import annotations
 from .activations import find_activation
 from .gated import find_gated_mlp
 from .norms import find_norm
+from .rope import find_rope
 from .swap import Finder
 
 FINDERS: dict[str, Finder] = {
     "gated_mlps": find_gated_mlp,
     "norms": find_norm,
     "activations": find_activation,
+    "rope": find_rope,
 }

@@ -1,0 +1,337 @@
+"""Finder of what turns queries and keys: the function that a forward calls by a global name.
+
+The forward of the swapped class is the same code with that one global bound to ours. The module that defines the
+function, other models of it among them, never hears of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ..ops.rope import rope
+from .proof import HALF_ULPS, VALUES, numbers, remembered, unlike_its_class
+from .rebinding import global_values, rebound, wrappers
+from .swap import Members, Module, Site, Swap
+
+Function = Callable[..., Any]
+
+
+class Layout(NamedTuple):
+    """How q, k and the tables lie: B, H, S, D are the batch, the heads, the sequence and a head's numbers."""
+
+    q: str
+    tables: str
+
+
+LAYOUTS = (
+    Layout("BHSD", "BSD"),
+    Layout("BSHD", "BSD"),
+    Layout("BHSD", "SD"),
+    Layout("BSHD", "SD"),
+    Layout("SHD", "SD"),
+)
+# Tables have a number for each of a head's, for half as many pairs, or for what is rotated of it.
+WIDTHS = {"whole": 1.0, "half": 0.5, "part": 0.75}
+# All sizes differ, so that nothing broadcasts by chance. A second problem has tables of one batch for all.
+SIZES = ({"B": 2, "H": 3, "S": 5, "D": 16}, {"B": 3, "H": 4, "S": 6, "D": 32})
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+class Form(NamedTuple):
+    """Which of our rotations a function is."""
+
+    interleaved: bool
+    first_half: bool  # of the tables only that is read, each number for both of a pair
+    promoted: bool  # q and k become what q * cos would be, where the tables' dtype is wider
+    seq_dim: int
+
+    def __call__(
+        self, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, kind: str
+    ) -> tuple[Tensor, Tensor | None]:
+        width = cos.shape[-1]
+        if self.first_half:
+            cos, sin = cos[..., : width // 2], sin[..., : width // 2]
+        if self.promoted:
+            q, k = q.to(cos.dtype), None if k is None else k.to(cos.dtype)
+        if kind == "whole" and self[:3] == (False, False, False) and self.seq_dim == -2:
+            return rope(q, k, cos, sin)  # each argument costs time
+        rotary = 2 * width if kind == "half" else width
+        return rope(q, k, cos, sin, rotary_dim=rotary, interleaved=self.interleaved, seq_dim=self.seq_dim)
+
+
+class Call(NamedTuple):
+    """What of a call decides which form it has."""
+
+    axis: int | None  # unsqueeze_dim, where it is given
+    q_dims: int
+    table_dims: int
+    kind: str
+    dtype: torch.dtype
+    table_dtype: torch.dtype
+
+
+class Signature(NamedTuple):
+    rotated: tuple[str, ...]  # one or two, q and k by whatever name
+    has_axis: bool  # unsqueeze_dim
+    defaults: Mapping[str, Any]  # of all others
+
+
+def signature_of(function: Any) -> Signature | None:
+    """Of a function of one or two tensors, then cos and sin in either order, and nothing else that must be given."""
+    if not callable(function) or isinstance(function, (type, Module)):
+        return None
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(names) != len(parameters) or not {"cos", "sin"} <= set(names):
+        return None
+    first = min(names.index("cos"), names.index("sin"))
+    if first not in (1, 2) or set(names[first : first + 2]) != {"cos", "sin"}:
+        return None
+    defaults = {p.name: p.default for p in parameters[first + 2 :]}
+    if inspect.Parameter.empty in defaults.values():
+        return None
+    return Signature(tuple(names[:first]), defaults.pop("unsqueeze_dim", None) is not None, defaults)
+
+
+def find_rope(site: Site) -> Swap | str | None:
+    cls = type(site.module)
+    forward = getattr(cls, "forward", None)
+    functions = {} if forward is None else _functions_of(site, forward)
+    if not functions:
+        return None
+    if why := unlike_its_class(site.module):
+        return why
+    dtype = next((p.dtype for p in site.module.parameters() if p.dtype in DTYPES), torch.float32)
+    replacements: dict[str, Function] = {}
+    forms: dict[str, Form] = {}
+    bits = site.verify == "bits"
+    for name, (function, signature) in functions.items():
+        proofs: Proofs = remembered(site, ("rope", function), functools.partial(Proofs, function, signature, bits))
+        form = proofs.usual(dtype)
+        if form is not None:
+            forms[name] = form
+            replacements[name] = _replacement(signature, proofs)
+    if not replacements:
+        return f"{', '.join(functions)} is not a rotation that fastops has{', bit for bit' if bits else ''}"
+    eager = rebound(forward, replacements)  # type: ignore[arg-type]
+    if eager is None:
+        return "its forward is decorated by what does not hold it in a closure"
+    originals = {name: functions[name][0] for name in replacements}
+    what = ", ".join(f"{name} as {'rope(interleaved)' if f.interleaved else 'rope'}" for name, f in forms.items())
+    form_of_class = ("rope", forward, *originals.items(), site.verify)
+    return Swap(what, form=form_of_class, members=lambda: _members(cls, forward, eager, originals))
+
+
+def _functions_of(site: Site, forward: Function) -> dict[str, tuple[Function, Signature]]:
+    def find() -> dict[str, tuple[Function, Signature]]:
+        found = ((name, value, signature_of(value)) for name, value in global_values(forward))
+        return {name: (value, signature) for name, value, signature in found if signature is not None}
+
+    return remembered(site, ("rotary functions", forward), find)
+
+
+def _members(cls: Any, forward: Any, eager: Any, originals: Mapping[str, Function]) -> Members:
+    namespace = wrappers(forward)[-1].__globals__  # type: ignore[attr-defined]
+    proved = tuple(originals.items())
+
+    def changed() -> bool:
+        """Whether the class or its module has another function since, which then is meant."""
+        if cls.forward is not forward:
+            return True
+        for name, function in proved:  # noqa: SIM110 - a generator costs more than the look-up
+            if namespace.get(name) is not function:
+                return True
+        return False
+
+    @functools.wraps(forward)
+    def of_class(self: Module, *args: Any, **kwargs: Any) -> Any:
+        # torch.compile fuses the function itself with what surrounds it.
+        if torch.compiler.is_compiling() or changed():
+            return cls.forward(self, *args, **kwargs)
+        return eager(self, *args, **kwargs)
+
+    return {"forward": of_class}
+
+
+def _replacement(signature: Signature, proofs: Proofs) -> Function:
+    """What is called in place of the function: ours where that is proved, else the function."""
+    function, defaults = proofs.function, signature.defaults
+    names = tuple(inspect.signature(function).parameters)
+    pair = len(signature.rotated) == 2
+    usual, at_cos, at_sin = len(signature.rotated) + 2, names.index("cos"), names.index("sin")
+
+    @functools.wraps(function)
+    def turned(*args: Any, **kwargs: Any) -> Any:
+        if len(args) == usual and not kwargs:
+            given, axis, plain = args, None, True
+        else:
+            named = dict(zip(names, args, strict=False)) | kwargs
+            given = tuple(named.pop(name, None) for name in names[:usual])
+            axis = named.pop("unsqueeze_dim", None)
+            plain = all(value is defaults.get(name, named) for name, value in named.items())
+        if plain:
+            found = _ours(proofs, axis, given[0], given[1] if pair else None, given[at_cos], given[at_sin], pair)
+            if found is not None:
+                return found if pair else found[0]
+        return function(*args, **kwargs)
+
+    return turned
+
+
+def _ours(
+    proofs: Proofs, axis: Any, q: Any, k: Any, cos: Any, sin: Any, pair: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    """None: this call was not proved."""
+    if not (_is_plain(q) and _is_plain(cos) and _is_plain(sin) and (not pair or _is_plain(k))):
+        return None
+    if axis is not None and type(axis) is not int:
+        return None
+    shape, table = q.shape, cos.shape
+    width, dim = table[-1], shape[-1]
+    kind = "whole" if width == dim else "half" if 2 * width == dim else "part"
+    form = proofs.of((axis, len(shape), len(table), kind, q.dtype, cos.dtype))
+    if form is None or width > dim or sin.shape != table or sin.dtype != cos.dtype:
+        return None
+    if pair and (k.dtype != q.dtype or not _alike(form, k.shape, shape)):
+        return None
+    # A row for each token, and as many batches or one.
+    if shape[form.seq_dim] != table[-2] or (len(table) == 3 and table[0] != 1 and table[0] != shape[0]):
+        return None
+    return form(q, k, cos, sin, kind)
+
+
+def _is_plain(x: Any) -> bool:
+    return type(x) is Tensor or isinstance(x, FakeTensor)
+
+
+def _alike(form: Form, one: torch.Size, other: torch.Size) -> bool:
+    """Whether two shapes differ in their heads alone."""
+    heads = -2 if form.seq_dim == -3 else -3
+    return len(one) == len(other) and all(one[d] == other[d] for d in range(-len(one), 0) if d != heads)
+
+
+class Proofs:
+    """What was proved of a function, each kind of call when it is first made.
+
+    A proof runs in a thread of its own, which has none of the caller's modes: neither autocast nor saved-tensor hooks,
+    as of a checkpoint that counts what is saved.
+    """
+
+    def __init__(self, function: Function, signature: Signature, bits: bool) -> None:
+        self.function, self.signature, self.bits = function, signature, bits
+        self._forms: dict[tuple[Any, ...], Form | None] = {}
+
+    def of(self, call: tuple[Any, ...]) -> Form | None:
+        """The form that computes the same as a :class:`Call`, or None."""
+        if call not in self._forms:
+            with ThreadPoolExecutor(1) as thread:
+                self._forms[call] = thread.submit(self._prove, Call(*call)).result()
+        return self._forms[call]
+
+    def usual(self, dtype: torch.dtype) -> Form | None:
+        """That of a call without more than must be given, whichever layout the function is for."""
+        calls = (Call(None, len(q), len(tables), kind, dtype, dtype) for (q, tables), kind in product(LAYOUTS, WIDTHS))
+        return next((form for call in calls if (form := self.of(call)) is not None), None)
+
+    def _prove(self, call: Call) -> Form | None:
+        if call.dtype not in DTYPES or call.table_dtype not in DTYPES:
+            return None
+        exact = call._replace(dtype=torch.float64, table_dtype=torch.float64)
+        for layout in LAYOUTS:
+            if (len(layout.q), len(layout.tables)) == (call.q_dims, call.table_dims):
+                trials = [Trial.of(self.function, self.signature, layout, exact, n) for n in (0, 1)]
+                form = next((f for f in _candidates(layout) if all(t and t.agrees(f) for t in trials)), None)
+                if form is not None:
+                    return self._in_its_dtypes(form, layout, call)
+        return None
+
+    def _in_its_dtypes(self, form: Form, layout: Layout, call: Call) -> Form | None:
+        trial = Trial.of(self.function, self.signature, layout, call, 0)
+        wider = (form, form._replace(promoted=True)) if call.table_dtype.itemsize > call.dtype.itemsize else (form,)
+        return next((f for f in wider if trial and trial.agrees(f, self.bits)), None)
+
+
+def _candidates(layout: Layout) -> list[Form]:
+    seq_dim = layout.q.index("S") - len(layout.q)
+    return [Form(interleaved, first, False, seq_dim) for first in (False, True) for interleaved in (False, True)]
+
+
+class Trial(NamedTuple):
+    """A problem, what the function gave for it, and in float64 the gradients."""
+
+    rotated: tuple[Tensor, ...]
+    cos: Tensor
+    sin: Tensor
+    kind: str
+    expected: tuple[Tensor, ...]
+    gradients: tuple[Tensor, ...] | None
+
+    @classmethod
+    def of(cls, function: Function, signature: Signature, layout: Layout, call: Call, problem: int) -> Trial | None:
+        """None: the function does not take it, or returns something else than it was given to rotate."""
+        sizes, axis, dtype = SIZES[problem], call.axis, call.dtype
+        shape = [sizes[d] for d in layout.q]
+        keys = [sizes[d] - 1 if d == "H" else sizes[d] for d in layout.q]
+        of_table = [1 if d == "B" and problem else sizes[d] for d in layout.tables[:-1]]
+        of_table.append(int(sizes["D"] * WIDTHS[call.kind]))
+        both = [numbers(tuple(s), seed).to(dtype).requires_grad_() for s, seed in ((shape, 1), (keys, 2))]
+        rotated = tuple(both[: len(signature.rotated)])
+        cos, sin = (numbers(tuple(of_table), seed).to(call.table_dtype) for seed in (3, 4))
+        given = dict(zip(signature.rotated, rotated, strict=True)) | {"cos": cos, "sin": sin}
+        try:
+            expected = function(**given, **({} if axis is None else {"unsqueeze_dim": axis}))
+        except Exception:  # whatever it says to shapes that it does not take
+            return None
+        expected = expected if isinstance(expected, (tuple, list)) else (expected,)
+        if [getattr(y, "shape", None) for y in expected] != [x.shape for x in rotated]:
+            return None
+        gradients = _gradients(expected, rotated) if dtype == torch.float64 else None
+        return cls(rotated, cos, sin, call.kind, tuple(y.detach() for y in expected), gradients)
+
+    def agrees(self, form: Form, bits: bool = False) -> bool:
+        pair = len(self.rotated) == 2
+        try:
+            found = form(self.rotated[0], self.rotated[1] if pair else None, self.cos, self.sin, self.kind)
+        except RuntimeError:
+            return False
+        ours = tuple(y for y in found if y is not None)
+        dtype = self.rotated[0].dtype
+        if not all(_close(y, y0, dtype, bits) for y, y0 in zip(ours, self.expected, strict=True)):
+            return False
+        if dtype != torch.float64:
+            return True
+        gradients = _gradients(ours, self.rotated)
+        if gradients is None or self.gradients is None:
+            return False
+        return all(_close(g, g0, dtype, False) for g, g0 in zip(gradients, self.gradients, strict=True))
+
+
+def _gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
+    if not all(y.requires_grad for y in outputs):
+        return None
+    directions = [numbers(tuple(y.shape), 5).to(y) for y in outputs]
+    found = torch.autograd.grad(outputs, inputs, directions, allow_unused=True)
+    return None if any(g is None for g in found) else found
+
+
+def _close(found: Tensor, expected: Tensor, computed: torch.dtype, bits: bool) -> bool:
+    """Within roundings of the largest number: a function may round both products, and their sum may be small."""
+    if found.dtype != expected.dtype or found.shape != expected.shape:
+        return False
+    if bits:
+        return torch.equal(found, expected)
+    bound = VALUES if computed.itemsize >= 4 else HALF_ULPS * torch.finfo(computed).eps
+    a, b = found.detach().double(), expected.detach().double()
+    return float((a - b).abs().max()) <= bound * float(b.abs().max())
