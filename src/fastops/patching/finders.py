@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .activations import find_activation
 from .gated import find_gated_mlp
+from .loss import find_loss
 from .norms import find_norm
 from .rope import find_rope
 from .swap import Finder
@@ -16,4 +17,5 @@ FINDERS: dict[str, Finder] = {
     "norms": find_norm,
     "activations": find_activation,
     "rope": find_rope,
+    "loss": find_loss,
 }

@@ -22,6 +22,7 @@ def patch(
     *,
     only: Sequence[str] | None = None,
     skip: Sequence[str] = (),
+    loss: bool = False,
     verify: str = "close",
     dry_run: bool = False,
 ) -> Report:
@@ -29,8 +30,11 @@ def patch(
 
     A module is swapped if its own ``forward``, run on a small copy of it with random numbers, agreed with fastops'
     function in values and gradients: norms with :func:`fastops.rms_norm` and :func:`fastops.layer_norm`, gated MLPs
-    with :func:`fastops.swiglu` and its kin, activations with the function of their name. Nothing is recognised by the
-    name of a model. What looked like one of these and was not proved is left, and listed with the reason.
+    with :func:`fastops.swiglu` and its kin, activations with the function of their name. A function of queries, keys,
+    ``cos`` and ``sin`` that a forward calls by a global name is compared with :func:`fastops.rope`; the swapped forward
+    is the same code with that one name bound to ours, and under torch.compile, which fuses it, its own. Nothing is
+    recognised by the name of a model. What looked like one of these and was not proved is left, and listed with the
+    reason.
 
     A swapped module's ``__class__`` is a subclass of its own class, of the same name; parameters, their names, hooks,
     devices, wrappers and every other module stay as they are. Pickles are those of the original class, and deep copies
@@ -38,9 +42,17 @@ def patch(
 
     Args:
         model: any module. Its parameters may be on any device, also meta, sharded or quantised.
-        only: swap nothing but these. Each is a kind, ``"norms"``, ``"gated_mlps"`` or ``"activations"``, or the name of
-            a module, with ``*`` and ``?`` as in file names, which stands for all that is in it too.
+        only: swap nothing but these. Each is a kind, ``"norms"``, ``"gated_mlps"``, ``"activations"``, ``"rope"`` or
+            ``"loss"``, or the name of a module, with ``*`` and ``?`` as in file names, which stands for all that is in
+            it too.
         skip: likewise, swap none of these.
+        loss: also the head of a causal language model. While gradients are enabled it returns deferred logits: a tensor
+            to whoever looks, multiplied when something reads its numbers. ``F.cross_entropy`` of them, also behind a
+            scale, a softcap, a cast, a view or a slice of the rows, reads none: it is
+            :func:`fastops.linear_cross_entropy`, and no tensor of [tokens, vocabulary] is made, for one product more in
+            the backward. Proved by loss and gradients of a batch of 2 by 8 tokens, run through the model. Logits that
+            are read for the first time after the weights have changed are a RuntimeError, and the loss gives them no
+            gradient of their own. Under torch.compile the head is as it was.
         verify: ``"close"`` asks for agreement within rounding: 2e-6 in float64 and float32, four units in the last
             place in the half types. ``"bits"`` asks for the same bits in the module's own dtype, on its own device.
         dry_run: change nothing; the report says what would be swapped.
@@ -49,7 +61,7 @@ def patch(
         A :class:`fastops.patching.Report` with ``swapped``, ``left`` and ``undo()``. It is logged to ``fastops``.
 
     Raises:
-        TypeError: ``model`` is no module, ``only`` or ``skip`` no sequence of str.
+        TypeError: ``model`` is no module, ``only`` or ``skip`` no sequence of str, ``loss`` no bool.
         ValueError: another ``verify``; an entry of ``only`` or ``skip`` that is neither a kind nor a module's name.
 
     Warns:
@@ -63,6 +75,8 @@ def patch(
     """
     if not isinstance(model, Module):
         raise TypeError(f"[patch] model must be a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(loss, bool):
+        raise TypeError(f"[patch] loss must be a bool, got {type(loss).__name__}")
     if verify not in _VERIFY:
         raise ValueError(f"[patch] verify must be 'close' or 'bits', got {verify!r}")
     modules = dict(model.named_modules())
@@ -71,10 +85,11 @@ def patch(
     report = Report(dry_run=dry_run)
     proofs: dict[Any, Any] = {}
     unused: set[str] = set()
+    known = [kind for kind in FINDERS if loss or kind != "loss"]
     for name, module in modules.items():
         if name in report.swapped or not unused.isdisjoint(_ancestors(name)):
             continue
-        kinds = FINDERS if wanted is None else [kind for kind in FINDERS if _selects(wanted, kind, name)]
+        kinds = known if wanted is None else [kind for kind in known if _selects(wanted, kind, name)]
         kinds = [kind for kind in kinds if not _selects(unwanted, kind, name)]
         found = _ask(Site(name, module, model, verify, proofs), kinds)
         if isinstance(found, Swap):
