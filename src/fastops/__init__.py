@@ -11,7 +11,7 @@ from typing import Any
 from . import _load
 
 # What few ask for, or takes as long as all the rest, is imported when it is asked for: names and where they are.
-_LATE = {"kit": ("fastops.kit", "")}
+_LATE = {name: (f"fastops.{name}", "") for name in ("integrations", "kit")}
 _LATE |= {name: ("fastops.overrides", name) for name in ("disable", "enable", "enabled")}
 _LATE |= {name: ("fastops.patching", name) for name in ("patch", "patched")}
 
