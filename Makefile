@@ -28,12 +28,12 @@ SETTINGS := -C 'cmake.define.FASTOPS_CUDA=$(CUDA)' \
 SOURCES := $(shell find CMakeLists.txt cmake cpp cuda)
 CXX_FILES := $(filter %.cpp %.h %.cu %.cuh,$(SOURCES) $(shell find tools))
 
-.PHONY: help setup selftest bench performance test test-all info wheel sdist wheels gates test-wheel sdist-check \
-  release-check release-files published conda-render conda conda-rehearsal new-op format lint workflows clean
+.PHONY: help setup selftest bench performance test test-all info wheel sdist wheels gates test-wheel test-integrations \
+  sdist-check release-check release-files published conda-render conda conda-rehearsal new-op format lint workflows clean
 .DEFAULT_GOAL := help
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
 	@echo 'Settings, as in `make test CUDA=none`: PYTHON, CUDA, FASTOPS_CUDA_ARCHS, TORCH, ARGS.'
 
 setup: build/.installed ## .venv with the pinned tools and an editable build of the tree
@@ -81,6 +81,19 @@ test-wheel: ## Prove WHEEL as its users have it, in an environment of its own; A
 	cd build/test-wheel && $(BIN)/python -m fastops.info
 	cd build/test-wheel && $(BIN)/python -m fastops.selftest $(ARGS)
 	cd build/test-wheel && $(BIN)/python -m pytest -n auto --all tests
+
+test-integrations: ## The tree, or WHEEL, beside transformers 4 and 5, kernels, PEFT, TRL and others, each in its environment
+	$(if $(WHEEL),,rm -f dist/fastops-*.whl)
+	$(if $(WHEEL),,$(MAKE) wheel)
+	$(MAKE) build/integrations-4 build/integrations-5
+
+build/integrations-%: .FORCE
+	rm -rf $@
+	$(PYTHON) -m venv $@/.venv
+	cp -R tests pyproject.toml $@
+	cd $@ && $(PIP) install --quiet pip==$(PIP_VERSION)
+	cd $@ && $(PIP) install --quiet $(abspath $(wildcard $(or $(WHEEL),dist/fastops-*.whl))) --group integrations-$*
+	cd $@ && $(BIN)/python -m pytest --all $(ARGS) tests/integrations tests/patching
 
 sdist-check: sdist ## Build the source archive elsewhere and prove the operators
 	$(BIN)/python tools/release/sdist.py dist/fastops-*.tar.gz
