@@ -67,7 +67,7 @@ print(json.dumps([sorted(set(sys.modules) - before), driver() == driver_before, 
     gained, driver_untouched, cuda_initialised = json.loads(result.stdout)
     gained = [name for name in gained if not name.startswith("importlib.metadata.")]  # Python 3.13 loads its parts late
     assert {name.partition(".")[0] for name in gained} <= {"fastops", "nanobind_backend"}
-    late = {f"fastops.{name}" for name in ("selftest", "info", "kit", "bench", "cases")}
+    late = {f"fastops.{name}" for name in ("selftest", "info", "kit", "bench", "cases", "integrations")}
     assert not late & {".".join(name.split(".")[:2]) for name in gained}
     assert driver_untouched
     assert not cuda_initialised

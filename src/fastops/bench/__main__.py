@@ -34,7 +34,8 @@ _DEFAULT_DTYPE = {"cuda": torch.bfloat16, "cpu": torch.float32}
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m fastops.bench",
-        description="Times every op on this machine, forward and backward, beside what a user would pick instead.",
+        description="Times every op on this machine, forward and backward, beside what a user would pick instead. "
+        "`python -m fastops.bench model --help`: whole models.",
     )
     p.add_argument("--device", help="cpu, cuda, cuda:<index> or all; default the first GPU, or the CPU without one")
     add_arguments(p, dtype_default="; default bf16, on the CPU f32")
@@ -202,6 +203,11 @@ def _keep(options: argparse.Namespace, content: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     print_anything()
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["model"]:
+        from .model import command
+
+        return command.main(argv[1:])
     options = parser().parse_args(argv)
     try:
         for file in filter(None, (options.json, options.csv, options.plot)):

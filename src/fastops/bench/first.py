@@ -10,9 +10,6 @@ in a folder of this run, and with what the first one left there.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -23,12 +20,11 @@ from typing import Any
 import torch
 
 from ..cases import DTYPES, by_name
-from . import peers
+from . import fresh, peers
 from .problems import DeviceMake, InputSet, Shape
 from .work import call_of, said
 
 SHAPE: Shape = (8, 1024)
-CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "QUACK_CACHE_DIR")
 TIMEOUT = 300
 
 # Not a module of ours: importing one would import fastops before the clock starts.
@@ -73,18 +69,7 @@ def measure(
 def _run(request: dict[str, str], folder: str) -> dict[str, Any]:
     if reason := peers.lacking(request["implementation"], request["op"], torch.device(request["device"])):
         return {"refused": reason}
-    environment = os.environ | {variable: os.path.join(folder, variable) for variable in CACHES}
-    command = [sys.executable, "-W", "ignore", "-c", _PROGRAM, request["device"], json.dumps(request)]
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT)
-    except subprocess.TimeoutExpired:
-        return {"refused": f"no result within {TIMEOUT} s"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        return {"refused": said[:200]}
-    answer: dict[str, Any] = json.loads(lines[-1])
-    return answer
+    return fresh.answer(_PROGRAM, (request["device"], json.dumps(request)), folder, TIMEOUT)
 
 
 def child(text: str, fastops_import_seconds: float) -> None:

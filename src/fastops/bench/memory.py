@@ -11,6 +11,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -57,6 +58,18 @@ def page_faults(call: Callable[[], object]) -> int | None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     call()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def resident_peak() -> int | None:
+    """The most bytes of this process that were in memory at once. None: the system does not tell.
+
+    Not ``ru_maxrss``, which on Linux starts with what the parent had in memory.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int | None:

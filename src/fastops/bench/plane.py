@@ -25,10 +25,10 @@ Panel = tuple[str, ...]  # op, direction, dtype, level, shape
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
-def drawn(records: Iterable[Record]) -> str:
+def drawn(records: Iterable[Record], measure: str = "call", memory: str = "peak memory beyond the inputs, MB") -> str:
     panels: dict[Panel, list[Record]] = {}
     for r in records:
-        if r.measure == "call":
+        if r.measure == measure:
             panels.setdefault((r.op, r.direction, r.dtype, r.level, r.shape), []).append(r)
     panels = {panel: found for panel, found in panels.items() if any(r.peak_mb for r in found)}
     peaks = _around([r.peak_mb for found in panels.values() for r in found if r.peak_mb])
@@ -36,7 +36,7 @@ def drawn(records: Iterable[Record]) -> str:
     for k, panel in enumerate(sorted(panels, key=lambda panel: (panel[:-1], panels[panel][0].sizes))):
         row, column = divmod(k, _IN_A_ROW)
         parts.append(f'<g transform="translate({column * _WIDTH},{row * _HEIGHT})">')
-        parts += [*_panel(_title(panel), panels[panel], peaks), "</g>"]
+        parts += [*_panel(_title(panel), panels[panel], peaks, memory), "</g>"]
     return picture(_WIDTH * _IN_A_ROW, _HEIGHT * -(-len(panels) // _IN_A_ROW), parts)
 
 
@@ -52,7 +52,7 @@ def _around(values: Sequence[float]) -> list[float]:
     return _TICKS[bisect_right(_TICKS, min(values)) - 1 : bisect_left(_TICKS, max(values)) + 1]
 
 
-def _panel(title: str, records: Sequence[Record], peaks: Sequence[float]) -> list[str]:
+def _panel(title: str, records: Sequence[Record], peaks: Sequence[float], memory: str) -> list[str]:
     most = max(r.us for r in records) / 1e3
     step = _TICKS[bisect_right(_TICKS, most / _STEPS) - 1]
     steps = math.ceil(most / step)
@@ -69,7 +69,7 @@ def _panel(title: str, records: Sequence[Record], peaks: Sequence[float]) -> lis
         parts.append(f'<path class="grid" d="M{_LEFT} {y(peak):.1f}h{_INNER}"/>')
         parts.append(text(_LEFT - 5, y(peak) + 4, f"{peak:g}", "end"))
     parts += [text(x(k * step * 1e3), _HEIGHT - 30, f"{k * step:g}") for k in range(steps + 1)]
-    parts.append(text(_LEFT + _INNER / 2, _HEIGHT - 12, "time, ms; up: peak memory beyond the inputs, MB"))
+    parts.append(text(_LEFT + _INNER / 2, _HEIGHT - 12, f"time, ms; up: {memory}"))
     return [*parts, *_floors(records, x), *_points(records, x, y)]
 
 

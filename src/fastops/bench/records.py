@@ -30,8 +30,10 @@ class Record:
     op: str
     direction: str
     dtype: str
-    shape: str  # rows x columns, of some ops rows x in_features x columns
-    measure: str  # call | host | first | again: the first result with what an earlier process left on disk
+    shape: str  # rows x columns, of some ops rows x in_features x columns; of a model layers x hidden x batch x tokens
+    measure: (
+        str  # call | host | first | again: the first result with what an earlier process left on disk | model | start
+    )
     level: str  # of fastops' kernels: the CPU's instruction set, or the GPU's group of kernels
     implementation: str
     us: float
@@ -145,4 +147,8 @@ def replaced(before: Iterable[Record], found: Mapping[Key, Record | None]) -> li
 
 def write(content: Mapping[str, Any], file: str | None) -> None:
     if file:
-        Path(file).write_text(text(replaced(read(file), records_of(content))), encoding="utf-8")
+        put(records_of(content), file)
+
+
+def put(found: Mapping[Key, Record | None], file: str) -> None:
+    Path(file).write_text(text(replaced(read(file), found)), encoding="utf-8")

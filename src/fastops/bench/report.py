@@ -70,7 +70,7 @@ def _times(results: Sequence[Row]) -> list[str]:
             lines.append([_shape(cells[0]), direction, *_ours(by["fastops"], on_cpu)])
             lines[-1] += [_ratio(by[name]["times_fastops"]) if name in by else NOTHING for name in peers]
         title = f"{op}, {dtype}, {device}{_copy(rows)}; peers: their time over fastops'"
-        blocks.append(_table(title, head, lines))
+        blocks.append(table(title, head, lines))
     return blocks
 
 
@@ -154,7 +154,7 @@ def _ahead(results: Sequence[Row]) -> list[str]:
     rows.sort(key=lambda r: r["times_fastops"])
     lines = [[*_case_key(r), r["implementation"], _ratio(r["times_fastops"])] for r in rows]
     head = ["op", "dtype", "device", "shape", "direction", "peer", "its time"]
-    return [_table(f"Where a peer is ahead by more than {AHEAD:.0%}; its time over fastops'", head, lines, left=6)]
+    return [table(f"Where a peer is ahead by more than {AHEAD:.0%}; its time over fastops'", head, lines, left=6)]
 
 
 def _by_implementation(
@@ -166,7 +166,7 @@ def _by_implementation(
         lines.setdefault(key(r), {})[r["implementation"]] = cell(r)
     width = len(next(iter(lines)))
     body = [[*which, *(cells.get(name, NOTHING) for name in names)] for which, cells in lines.items()]
-    return _table(title, [*[""] * width, *names], body, left=width)
+    return table(title, [*[""] * width, *names], body, left=width)
 
 
 def _notes(content: dict[str, Any]) -> str:
@@ -233,7 +233,7 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
-def _table(title: str, head: Sequence[str], lines: Sequence[Sequence[str]], left: int = 2) -> str:
+def table(title: str, head: Sequence[str], lines: Sequence[Sequence[str]], left: int = 2) -> str:
     """Columns as wide as their widest cell, the first ``left`` of them aligned to the left."""
     widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
 

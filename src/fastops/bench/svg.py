@@ -10,6 +10,7 @@ from html import escape
 _COLOURS = {
     "fastops": "#D55E00",
     "fastops save=none": "#943F00",
+    "fastops+compile": "#943F00",
     "eager": "#000000",
     "eager f32": "#777777",
     "compile": "#0072B2",
