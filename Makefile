@@ -93,7 +93,7 @@ build/integrations-%: .FORCE
 	cp -R tests pyproject.toml $@
 	cd $@ && $(PIP) install --quiet pip==$(PIP_VERSION)
 	cd $@ && $(PIP) install --quiet $(abspath $(wildcard $(or $(WHEEL),dist/fastops-*.whl))) --group integrations-$*
-	cd $@ && $(BIN)/python -m pytest --all $(ARGS) tests/integrations tests/patching
+	cd $@ && $(BIN)/python -m pytest $(ARGS) tests/integrations tests/patching
 
 sdist-check: sdist ## Build the source archive elsewhere and prove the operators
 	$(BIN)/python tools/release/sdist.py dist/fastops-*.tar.gz

@@ -60,14 +60,13 @@ def test_measured(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "ROUNDS", 2)
     monkeypatch.setitem(child.AT_LEAST, "cpu", 0.0)
     request = {"arch": arch, "size": "tiny", "dtype": "float32", "device": "cpu", "steps": 3}
-    eager, ours = (child._measured(request | {"implementation": name}, 5.0) for name in ("eager", "fastops"))
+    eager, ours = (child._measured(request | {"implementation": name}, 1e4) for name in ("eager", "fastops"))
     assert len(eager["losses"]) == 3
     assert eager["losses"] == sorted(eager["losses"], reverse=True)
     assert results.off(ours, eager) < 1e-5
     assert eager["swapped"] is None
     assert any("norm" in what for what in ours["swapped"].values())
-    assert 0 < eager["first_seconds"] < 5 + ours["first_seconds"], "5 s for the import of fastops are fastops' alone"
-    assert ours["first_seconds"] > 5
+    assert 0 < eager["first_seconds"] < 1e4 < ours["first_seconds"], "the time for the import of fastops is its own"
     for found in (eager, ours):
         assert found["parameters"] == eager["parameters"]
         for one in (found["step"], found["forward"]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from collections.abc import Callable
 from types import MethodType
@@ -126,8 +127,7 @@ def test_layer_against_the_module_that_it_replaces(name: str, mode: Any) -> None
 
 
 @pytest.mark.parametrize("name", ["RMSNorm", "RMSNormZeroCentered"])
-@pytest.mark.parametrize("weight", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("x", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("weight", "x"), list(itertools.product([torch.float32, torch.bfloat16], repeat=2)))
 def test_output_dtype_of_norms(name: str, weight: torch.dtype, x: torch.dtype) -> None:
     module = MAKERS[name]().to(weight)
     expected = copy.deepcopy(module)

@@ -42,6 +42,9 @@ def _measured(request: dict[str, Any], fastops_import_seconds: float) -> dict[st
     size, dtype = ARCHITECTURES[arch].sizes[request["size"]], getattr(torch, request["dtype"])
     import transformers  # noqa: F401 - not counted, and the same for all
 
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
     before = memory.resident_peak()
     model = build(arch, size, device, dtype)
     batch = batch_of(arch, size, device, dtype)
