@@ -195,6 +195,21 @@ def test_whole_model_without_fallback(llama: nn.Module, restored: None) -> None:
     torch.testing.assert_close(step(llama, llama), before, rtol=1e-4, atol=1e-6)
 
 
+def test_kernelized_after_patch(llama: nn.Module, restored: None) -> None:
+    """The rotary function that kernelize has put in is what runs, also where patch had swapped the one before."""
+    before = step(llama, llama)
+    report = fastops.patch(llama, only=["rope"])
+    assert len(report.swapped) == 1
+    torch.testing.assert_close(step(llama, llama), before, rtol=1e-4, atol=1e-6)
+    seen = []
+    for function in kernel_functions(llama):
+        function.forward = lambda *given, own=function.forward, **more: seen.append(1) or own(*given, **more)
+    step(llama, llama)
+    assert len(seen) == len(kernel_functions(llama))
+    kernelized(llama, MODES["training"])
+    torch.testing.assert_close(step(llama, llama), before, rtol=1e-4, atol=1e-6)
+
+
 def test_compiled_without_a_break(llama: nn.Module, restored: None) -> None:
     kernelized(llama, MODES["training, compiled"])
     expected = step(llama, llama)

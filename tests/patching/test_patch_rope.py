@@ -242,7 +242,33 @@ def _of_other_names(q, k, c, s):
     return halves(q, k, c, s)
 
 
-@pytest.mark.parametrize("function", [_of_three, _with_more, _of_other_names, print, 3, nn.Linear])
+class Rotation(nn.Module):
+    """A function that is a module, as Hugging Face's kernels makes it."""
+
+    def forward(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+        return halves(q, k, cos, sin, unsqueeze_dim)
+
+
+def _stateful(**state: Any) -> Rotation:
+    made = Rotation()
+    for name, value in state.items():
+        setattr(made, name, value)
+    return made
+
+
+def _hooked() -> Rotation:
+    made = Rotation()
+    made.register_forward_hook(lambda *_: None)
+    return made
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(_of_three, _with_more, _of_other_names, print, 3, nn.Linear, Rotation, nn.Linear(2, 2), _hooked()),
+        *(_stateful(scale=1.0), _stateful(scale=nn.Parameter(torch.ones(1))), _stateful(inner=nn.ReLU())),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:.*nothing was swapped")
 def test_none_of_its_kind(function: Any) -> None:
     """Of another signature: never run, and not mentioned."""
@@ -312,6 +338,38 @@ def test_the_defining_module_is_as_it_was(calls: list[Any]) -> None:
     assert len(calls) == 3
     cls.forward = lambda self, *given: "another"
     assert module(*given) == "another"
+
+
+def test_a_module_as_the_function(calls: list[Any]) -> None:
+    """It is proved by its forward; another one since, or a hook, is what runs; and a later patch is of the new one."""
+    rotation = Rotation()
+    module, given = attention(rotation), problem(halves)
+    expected = run(module, given)
+    fastops.patch(module, only=["rope"])
+    same(run(module, given), expected, torch.float32)
+    assert len(calls) == 1
+    given = [x.detach() for x in given]
+    rotation.forward = lambda q, k, cos, sin, unsqueeze_dim=1: (q * 0, k * 0)  # as kernelize does
+    assert not any(x.any() for x in module(*given))
+    assert len(calls) == 1
+    rotation.forward = pairs
+    swapped = type(module)
+    other = type(module).__mro__[1]()
+    fastops.patch(other, only=["rope"])
+    assert type(other) is not swapped
+    assert "rotate as rope(interleaved)" in repr(other)
+    other(*given)
+    assert len(calls) == 2
+    del rotation.forward
+    module(*given)
+    assert len(calls) == 3
+    seen: list[Any] = []
+    handle = rotation.register_forward_hook(lambda *_: seen.append(1))
+    module(*given)
+    assert (len(calls), len(seen)) == (3, 1)
+    handle.remove()
+    module(*given)
+    assert len(calls) == 4
 
 
 def test_forward_is_the_same(calls: list[Any]) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..ops.rope import rope
-from .proof import HALF_ULPS, VALUES, numbers, remembered, unlike_its_class
+from .proof import HALF_ULPS, VALUES, attributes, numbers, remembered, unlike_its_class
 from .rebinding import global_values, rebound, wrappers
 from .swap import Members, Module, Site, Swap
 
@@ -85,12 +85,46 @@ class Signature(NamedTuple):
     defaults: Mapping[str, Any]  # of all others
 
 
+class Running(NamedTuple):
+    """What a call of a module that is nothing but its forward runs."""
+
+    of_class: Any
+    of_instance: Any
+    training: bool
+    hooked: bool
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def running(function: Any) -> Running | None:
+    """None: a function, which runs itself."""
+    if not isinstance(function, Module):
+        return None
+    hooked = any(function.__dict__[hooks] for hooks in _HOOKS)
+    return Running(type(function).forward, function.__dict__.get("forward"), function.training, hooked)
+
+
+def is_function(value: Any) -> bool:
+    """A function, or a module without state and hooks: Hugging Face's ``kernels`` makes one of a function."""
+    runs = running(value)
+    if runs is None:
+        return callable(value) and not isinstance(value, type)
+    has_state = attributes(value).keys() - {"forward"} or value._parameters or value._buffers or value._modules
+    return not has_state and not runs.hooked
+
+
+def parameters_of(function: Function) -> list[inspect.Parameter]:
+    called = function.forward if isinstance(function, Module) else function
+    return list(inspect.signature(called).parameters.values())
+
+
 def signature_of(function: Any) -> Signature | None:
     """Of a function of one or two tensors, then cos and sin in either order, and nothing else that must be given."""
-    if not callable(function) or isinstance(function, (type, Module)):
+    if not is_function(function):
         return None
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = parameters_of(function)
     except (TypeError, ValueError):
         return None
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -128,10 +162,9 @@ def find_rope(site: Site) -> Swap | str | None:
     eager = rebound(forward, replacements)  # type: ignore[arg-type]
     if eager is None:
         return "its forward is decorated by what does not hold it in a closure"
-    originals = {name: functions[name][0] for name in replacements}
+    proved = tuple((name, functions[name][0], running(functions[name][0])) for name in replacements)
     what = ", ".join(f"{name} as {'rope(interleaved)' if f.interleaved else 'rope'}" for name, f in forms.items())
-    form_of_class = ("rope", forward, *originals.items(), site.verify)
-    return Swap(what, form=form_of_class, members=lambda: _members(cls, forward, eager, originals))
+    return Swap(what, ("rope", forward, *proved, site.verify), lambda: _members(cls, forward, eager, proved))
 
 
 def _functions_of(site: Site, forward: Function) -> dict[str, tuple[Function, Signature]]:
@@ -142,16 +175,15 @@ def _functions_of(site: Site, forward: Function) -> dict[str, tuple[Function, Si
     return remembered(site, ("rotary functions", forward), find)
 
 
-def _members(cls: Any, forward: Any, eager: Any, originals: Mapping[str, Function]) -> Members:
+def _members(cls: Any, forward: Any, eager: Any, proved: Sequence[tuple[str, Any, Running | None]]) -> Members:
     namespace = wrappers(forward)[-1].__globals__  # type: ignore[attr-defined]
-    proved = tuple(originals.items())
 
     def changed() -> bool:
-        """Whether the class or its module has another function since, which then is meant."""
+        """Whether the class, its module or the function has another since, as by ``kernelize``, which then is meant."""
         if cls.forward is not forward:
             return True
-        for name, function in proved:  # noqa: SIM110 - a generator costs more than the look-up
-            if namespace.get(name) is not function:
+        for name, function, runs in proved:
+            if namespace.get(name) is not function or (runs is not None and running(function) != runs):
                 return True
         return False
 
@@ -168,11 +200,12 @@ def _members(cls: Any, forward: Any, eager: Any, originals: Mapping[str, Functio
 def _replacement(signature: Signature, proofs: Proofs) -> Function:
     """What is called in place of the function: ours where that is proved, else the function."""
     function, defaults = proofs.function, signature.defaults
-    names = tuple(inspect.signature(function).parameters)
+    names = tuple(parameter.name for parameter in parameters_of(function))
     pair = len(signature.rotated) == 2
     usual, at_cos, at_sin = len(signature.rotated) + 2, names.index("cos"), names.index("sin")
 
-    @functools.wraps(function)
+    # What a module has in its __dict__ is no attribute of a function.
+    @functools.wraps(function, updated=() if isinstance(function, Module) else functools.WRAPPER_UPDATES)
     def turned(*args: Any, **kwargs: Any) -> Any:
         if len(args) == usual and not kwargs:
             given, axis, plain = args, None, True
