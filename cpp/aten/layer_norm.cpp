@@ -64,7 +64,7 @@ Triple native_layer_norm(const Tensor& input, const Sizes& normalized_shape, Opt
                          double eps) {
   drop_undefined(weight);
   drop_undefined(bias);
-  if (!takes(input, normalized_shape, weight, bias))
+  if (!supports(input, normalized_shape, weight, bias))
     return call<Triple>("fastops::native_layer_norm_before", input, normalized_shape, weight, bias, eps);
   const size_t dims = normalized_shape.size();
   NormOutputs r = norm_forward({.op = "layer_norm",
@@ -90,7 +90,8 @@ Triple native_layer_norm_backward(const Tensor& grad, const Tensor& input, const
                                   const Mask& output_mask) {
   drop_undefined(weight);
   drop_undefined(bias);
-  if (!takes(input, normalized_shape, weight, bias) || !same_dtype(grad, input) || !dtype_of(mean) || !dtype_of(rstd))
+  if (!supports(input, normalized_shape, weight, bias) || !same_dtype(grad, input) || !dtype_of(mean) ||
+      !dtype_of(rstd))
     return call<Triple>("fastops::native_layer_norm_backward_before", grad, input, normalized_shape, mean, rstd, weight,
                         bias, output_mask);
   const int64_t leading = input.dim() - static_cast<int64_t>(normalized_shape.size());

@@ -9,8 +9,8 @@ void drop_undefined(OptionalTensor& parameter) {
   if (!defined) parameter.reset();
 }
 
-bool takes(const Tensor& input, const Sizes& normalized_shape, const OptionalTensor& weight,
-           const OptionalTensor& bias) {
+bool supports(const Tensor& input, const Sizes& normalized_shape, const OptionalTensor& weight,
+              const OptionalTensor& bias) {
   const int64_t dims = static_cast<int64_t>(normalized_shape.size()), rank = input.dim();
   if (!kernels_take(input) || dims < 1 || dims > rank || input.numel() == 0) return false;
   const Shape shape(normalized_shape.data(), normalized_shape.size());

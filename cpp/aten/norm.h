@@ -9,8 +9,8 @@ namespace fastops::aten {
 void drop_undefined(OptionalTensor& parameter);
 
 // Whether the kernels for rows of one dtype take these as aten would.
-bool takes(const Tensor& input, const Sizes& normalized_shape, const OptionalTensor& weight,
-           const OptionalTensor& bias);
+bool supports(const Tensor& input, const Sizes& normalized_shape, const OptionalTensor& weight,
+              const OptionalTensor& bias);
 
 // The leading dimensions, and 1 for each that is normalised over.
 std::vector<int64_t> statistics_shape(const Tensor& input, size_t dims);

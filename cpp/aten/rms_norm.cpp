@@ -6,7 +6,7 @@ namespace fastops::aten {
 Pair fused_rms_norm(const Tensor& input, const Sizes& normalized_shape, OptionalTensor weight,
                     std::optional<double> eps) {
   drop_undefined(weight);
-  if (!takes(input, normalized_shape, weight, std::nullopt))
+  if (!supports(input, normalized_shape, weight, std::nullopt))
     return call<Pair>("fastops::_fused_rms_norm_before", input, normalized_shape, weight, eps);
   const size_t dims = normalized_shape.size();
   NormOutputs r = norm_forward({.op = "rms_norm",
@@ -25,7 +25,7 @@ Pair fused_rms_norm(const Tensor& input, const Sizes& normalized_shape, Optional
 Pair fused_rms_norm_backward(const Tensor& grad, const Tensor& input, const Sizes& normalized_shape, const Tensor& rstd,
                              OptionalTensor weight, const Mask& output_mask) {
   drop_undefined(weight);
-  if (!takes(input, normalized_shape, weight, std::nullopt) || !same_dtype(grad, input) || !dtype_of(rstd))
+  if (!supports(input, normalized_shape, weight, std::nullopt) || !same_dtype(grad, input) || !dtype_of(rstd))
     return call<Pair>("fastops::_fused_rms_norm_backward_before", grad, input, normalized_shape, rstd, weight,
                       output_mask);
   const size_t dims = normalized_shape.size(), leading = input.dim() - dims;

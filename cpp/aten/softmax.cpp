@@ -6,18 +6,18 @@
 namespace fastops::aten {
 namespace {
 
-bool takes(const Tensor& tensor, int64_t dim) {
+bool supports(const Tensor& tensor, int64_t dim) {
   return kernels_take(tensor) && tensor.numel() > 0 && -tensor.dim() <= dim && dim < tensor.dim();
 }
 
 // `half_to_float` and a gradient of another dtype are CUDA's alone.
 Tensor forward(const char* op, const char* before, bool log, const Tensor& input, int64_t dim, bool half_to_float) {
-  if (half_to_float || !takes(input, dim)) return call<Tensor>(before, input, dim, half_to_float);
+  if (half_to_float || !supports(input, dim)) return call<Tensor>(before, input, dim, half_to_float);
   return softmax_forward(op, log, input, dim, 1, std::nullopt);
 }
 Tensor backward(const char* op, const char* before, bool log, const Tensor& grad, const Tensor& output, int64_t dim,
                 ScalarType input_dtype) {
-  if (!takes(output, dim) || input_dtype != output.scalar_type() || !same_dtype(grad, output))
+  if (!supports(output, dim) || input_dtype != output.scalar_type() || !same_dtype(grad, output))
     return call<Tensor>(before, grad, output, dim, input_dtype);
   return fastops::softmax_backward(op, log, grad, output, dim, 1, std::nullopt);
 }

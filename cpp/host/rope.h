@@ -52,7 +52,7 @@ class RopeProblem {
 };
 
 // Whether kernels take heads of this size, of tensors that they take.
-inline bool rope_takes(const Tensor& q) {
+inline bool rope_supports(const Tensor& q) {
   return kernels_take(q) && (q.dim() == 0 || q.size(q.dim() - 1) <= kMostOfHead);
 }
 

@@ -51,7 +51,7 @@ Pair qk_norm_rope(const Tensor& q, const OptionalTensor& k, const OptionalTensor
     return call<Pair>("fastops::qk_norm_rope_reference", q, k, q_weight, k_weight, cos, sin, positions, rotary_dim,
                       interleaved, seq_dim, eps, weight_offset);
   };
-  if (!rope_takes(q)) return plain();
+  if (!rope_supports(q)) return plain();
   const char* op = "qk_norm_rope";
   RopeProblem problem(op, q, k, {cos, sin, positions, rotary_dim, interleaved, seq_dim, false});
   if (has_many_turns(q, problem)) return plain();
@@ -81,7 +81,7 @@ Four qk_norm_rope_backward(const Tensor& grad_q, const OptionalTensor& grad_k, c
     return call<Four>("fastops::qk_norm_rope_backward_reference", grad_q, grad_k, q, k, q_weight, k_weight, cos, sin,
                       positions, rotary_dim, interleaved, seq_dim, eps, weight_offset, need_weights);
   };
-  if (!rope_takes(q)) return plain();
+  if (!rope_supports(q)) return plain();
   const char* op = "qk_norm_rope_backward";
   check_alike(op, "grad_q", grad_q, "q", q);
   FASTOPS_CHECK(grad_k.has_value() == k.has_value(), op, "grad_k must be there with k alone");

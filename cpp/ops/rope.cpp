@@ -14,7 +14,7 @@ using Pair = std::tuple<Tensor, Tensor>;
 Pair rope(const Tensor& q, const OptionalTensor& k, const Tensor& cos, const Tensor& sin,
           const OptionalTensor& positions, std::optional<int64_t> rotary_dim, bool interleaved, int64_t seq_dim,
           bool adjoint) {
-  if (!rope_takes(q))
+  if (!rope_supports(q))
     return call<Pair>("fastops::rope_reference", q, k, cos, sin, positions, rotary_dim, interleaved, seq_dim, adjoint);
   RopeProblem problem("rope", q, k, {cos, sin, positions, rotary_dim, interleaved, seq_dim, adjoint});
   Rope& p = problem.rope;

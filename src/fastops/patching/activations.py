@@ -22,13 +22,13 @@ from .proof import (
     checked_run,
     difference,
     failed,
+    fingerprint,
     gradient_difference,
     is_ours,
     numbers,
     one_argument,
     remembered,
     skeleton,
-    told_apart,
     unlike_its_class,
 )
 from .swap import Module, Site, Swap, is_sharded, with_parameter_named
@@ -74,7 +74,9 @@ def find_activation(site: Site) -> Swap | str | None:
     if OPERATORS[of][2] and getattr(module, "dim", None) is None:
         return "its dim is None"
     form = Form(of, argument)
-    why = remembered(site, (find_activation, told_apart(module)), lambda: _refuted(module, form, site.verify == "bits"))
+    why = remembered(
+        site, (find_activation, fingerprint(module)), lambda: _refuted(module, form, site.verify == "bits")
+    )
     return why or Swap(str(form), form, lambda: {"forward": forward_of(form, type(module))})
 
 

@@ -31,6 +31,7 @@ from .proof import (
     depends_on,
     difference,
     failed,
+    fingerprint,
     gradient_difference,
     half_of,
     is_ours,
@@ -39,7 +40,6 @@ from .proof import (
     own_place,
     remembered,
     skeleton,
-    told_apart,
     unlike_its_class,
 )
 from .swap import Module, Site, Swap, is_sharded, with_parameter_named
@@ -109,7 +109,7 @@ def find_gated_mlp(site: Site) -> Swap | str | None:
     for name, child in others.items():
         if any(getattr(child, hooks) for hooks in _HOOKS):
             return f"its {name} has hooks, which would not be called"
-    key = find_gated_mlp, told_apart(module), tuple(roles), tuple(map(told_apart, others.values()))
+    key = find_gated_mlp, fingerprint(module), tuple(roles), tuple(map(fingerprint, others.values()))
     found = remembered(site, key, lambda: _prove(module, roles, others, site.verify == "bits"))
     if found is None or isinstance(found, str):
         return found

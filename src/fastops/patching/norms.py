@@ -28,6 +28,7 @@ from .proof import (
     depends_on,
     difference,
     failed,
+    fingerprint,
     gradient_difference,
     half_of,
     is_ours,
@@ -36,7 +37,6 @@ from .proof import (
     own_place,
     remembered,
     skeleton,
-    told_apart,
     unlike_its_class,
 )
 from .swap import Module, Site, Swap, is_sharded, with_parameter_named
@@ -83,7 +83,7 @@ def find_norm(site: Site) -> Swap | str | None:
         return None
     if module._modules and not torch.nn.utils.parametrize.is_parametrized(module):
         return None
-    found = remembered(site, (find_norm, told_apart(module)), lambda: _prove(module, site.verify == "bits"))
+    found = remembered(site, (find_norm, fingerprint(module)), lambda: _prove(module, site.verify == "bits"))
     return (
         found
         if isinstance(found, str)

@@ -40,7 +40,7 @@ def attributes(module: Module) -> dict[str, Any]:
     return {name: value for name, value in module.__dict__.items() if name not in _OF_EVERY_MODULE}
 
 
-def told_apart(module: Module) -> Hashable:
+def fingerprint(module: Module) -> Hashable:
     """What a forward may read of the module, without its tensors' values."""
     return (
         type(module),
