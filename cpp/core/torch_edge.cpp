@@ -60,12 +60,12 @@ ScalarType scalar_type(DType dtype) {
 }
 
 void torch_failed(const char* what) {
-  if (const std::string_view op = what; op.ends_with("_reference") && !has_python())
+  const std::string_view op = what;
+  if (op.ends_with("_reference") && !has_python())
     fail("fastops", op.substr(0, op.size() - std::string_view("_reference").size()),
          " has kernels for float16, bfloat16, float32 and float64 on the CPU and on this build's GPUs; other tensors "
-         "run "
-         "plain PyTorch, and that in Python alone");
-  if (const std::string_view op = what; op.ends_with("_before") && !has_python())
+         "run plain PyTorch, and that in Python alone");
+  if (op.ends_with("_before") && !has_python())
     fail("fastops", "torch's own kernel behind ", op, " is for Python alone: disable what fastops_enable() enabled");
   // From 2.13 on; before that, torch prints the message to stderr and keeps it to itself.
   using What = const char*();

@@ -66,8 +66,7 @@ def enable(*functions: str) -> Enabled:
         for name in names:
             if not _C.is_enabled(name):
                 _keep_what_is_there(name)
-            with _quiet():
-                _C.enable(name)
+            _C.enable(name)
         return Enabled({name: _was[name] for name in names})
 
 
@@ -174,16 +173,10 @@ def _rms_norm_gradients(
 _GRADIENTS = {"_fused_rms_norm_backward": _rms_norm_gradients}
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def _warn_once() -> None:
     """The dispatcher warns of the first kernel in a process that takes another's place, which here is meant."""
-    with _quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         library = torch.library.Library("fastops", "FRAGMENT")
         library.define("overridden_kernel(Tensor x) -> Tensor")
         for _ in range(2):

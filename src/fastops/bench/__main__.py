@@ -11,7 +11,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -210,9 +209,7 @@ def main(argv: list[str] | None = None) -> int:
         return command.main(argv[1:])
     options = parser().parse_args(argv)
     try:
-        for file in filter(None, (options.json, options.csv, options.plot)):
-            if not Path(file).parent.is_dir():
-                raise NotThereError(f"{file}: there is no folder {Path(file).parent}")
+        files.check_folders(options.json, options.csv, options.plot)
         if options.plot:
             plot.check(options.plot)
         if options.sources:

@@ -18,6 +18,13 @@ RESULTS = ("results", "host", "first")
 Content = dict[str, Any]
 
 
+def check_folders(*names: str | None) -> None:
+    """NotThereError for the first file whose folder is not there, before anything is measured for it."""
+    for name in filter(None, names):
+        if not Path(name).parent.is_dir():
+            raise NotThereError(f"{name}: there is no folder {Path(name).parent}")
+
+
 def write(content: Content, file: str | None) -> None:
     if not file:
         return

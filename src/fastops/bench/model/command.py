@@ -146,9 +146,7 @@ def picture(content: dict[str, Any]) -> str:
 def main(argv: list[str]) -> int:
     options = parser().parse_args(argv)
     try:
-        for file in filter(None, (options.json, options.csv, options.plot)):
-            if not Path(file).parent.is_dir():
-                raise NotThereError(f"{file}: there is no folder {Path(file).parent}")
+        files.check_folders(options.json, options.csv, options.plot)
         if options.plot:
             plot.check(options.plot)
         plan = plan_of(options)
