@@ -31,9 +31,9 @@ from fastops.patching.deferred import Deferred
 LINE = "Linear as the head of linear_cross_entropy"
 
 
-def patched(model: Any) -> fastops.patching.Report:
+def patched(model: Any, save: str = "auto") -> fastops.patching.Report:
     """Rope and the loss alone; all else is tested elsewhere."""
-    return fastops.patch(model, only=["rope", "loss"], loss=True)
+    return fastops.patch(model, only=["rope", "loss"], loss=True, save=save)
 
 
 @each_model
@@ -121,21 +121,23 @@ def test_a_loss_of_ones_own() -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_no_tensor_of_the_logits_size() -> None:
-    """Neither forward nor backward allocates one, and the unpatched step does."""
+def test_tensors_of_the_logits_size() -> None:
+    """One for both forward and backward, by save="none" not even that; the unpatched step has several."""
     classes, tokens = 32768, 256
     model = built("Llama", vocab_size=classes, hidden_size=16, num_hidden_layers=1)
     ids = torch.randint(3, classes, (2, tokens // 2))
 
-    def largest() -> int:
+    def largest() -> list[int]:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
             model(input_ids=ids, labels=ids).loss.backward()
-        return max(e.nbytes() for e in profile.profiler.kineto_results.events() if e.name() == "[memory]")
+        events = profile.profiler.kineto_results.events()
+        return [e.nbytes() for e in events if e.name() == "[memory]" and e.nbytes() > tokens * classes * 4 // 2]
 
-    logits = tokens * classes * 4
-    assert largest() >= logits
-    patched(model)
-    assert largest() <= logits // 2
+    assert len(largest()) > 1
+    with fastops.patched(model, only=["loss"], loss=True):
+        assert len(largest()) == 1
+    patched(model, save="none")
+    assert not largest()
 
 
 def test_logits_afterwards() -> None:

@@ -25,13 +25,15 @@ class _Rule(NamedTuple):
     least: int  # classes of a slice
     multiple: int  # of classes
     least_bytes: int  # of a slice's logits
+    vector: int  # bytes: of logits that are kept a row ends with one
     why: str
 
 
-# A slice is a tenth of the gradients, so that it does not show beside them, but no less than this.
+# A slice is a tenth of the gradients, so that it does not show beside them, but no less than this. Products of classes
+# that are no whole vectors take three times as long on a GPU, so that of an odd vocabulary the last few are a slice.
 RULES = {
-    "cuda": _Rule(1024, 256, 32 << 20, "narrower products are slower, and add to the input's gradient more often"),
-    "cpu": _Rule(256, 64, 8 << 20, "a slice stays in the last cache"),
+    "cuda": _Rule(1024, 256, 32 << 20, 16, "narrower products are slower, and add to the input's gradient more often"),
+    "cpu": _Rule(256, 64, 8 << 20, 1, "a slice stays in the last cache"),
 }
 MOST_KEPT = 8 << 30  # bytes, by "auto"
 
@@ -46,10 +48,12 @@ def slices(
     width = max(of_slice // of_class // rule.multiple * rule.multiple, rule.least)
     if save == "none":
         return Slices(width, 0)
+    odd = classes * logit_bytes % rule.vector != 0 and classes > rule.multiple
+    most = classes // rule.multiple * rule.multiple if odd else classes
     if save == "logits":
-        return Slices(width, classes)
+        return Slices(width, most)
     fitting = max(MOST_KEPT // of_class // width * width, 0)
-    return Slices(width, min(fitting, classes))
+    return Slices(width, min(fitting, most))
 
 
 def multiplied_in(dtype: torch.dtype, device: str) -> torch.dtype:

@@ -336,8 +336,8 @@ def linear_cross_entropy(
             is largest at a time are they and the gradients. ``"none"``: nothing of their size, for 4 products,
             because the backward multiplies them again; what is largest are the gradients. ``"auto"``: the logits, but
             of more than 8 GiB the first so many. They have ``input``'s dtype, or float32 on CPUs without instructions
-            for that. Shapes alone decide: ``python -m fastops.info --plan
-            linear_cross_entropy`` shows it.
+            for that. On a GPU the last few of classes that are no whole vectors of 16 bytes are not kept. Shapes alone
+            decide: ``python -m fastops.info --plan linear_cross_entropy`` shows it.
         group: a ``torch.distributed`` process group among which the classes are shared out: ``linear_weight`` and
             ``linear_bias`` have those of this process, in the order of ranks, while ``input``, ``target`` and
             ``weight`` are of all. One all-gather of four numbers a row; the backward adds up ``input``'s gradient,

@@ -42,6 +42,7 @@ from .proof import (
     skeleton,
     unlike_its_class,
 )
+from .recomputed import recomputed
 from .swap import Module, Site, Swap, is_sharded, with_parameter_named
 
 Function = Callable[[Tensor, Tensor], Tensor]
@@ -159,13 +160,19 @@ def forward_of(form: Form) -> FunctionType:
     gate_first = form.gate_first
 
     def of_two(self: Any, input: Tensor) -> Tensor:
-        return getattr(self, down)(unit(getattr(self, gate)(input), getattr(self, up)(input)))  # type: ignore[arg-type]
+        return _into(getattr(self, down), unit, getattr(self, gate)(input), getattr(self, up)(input))  # type: ignore[arg-type]
 
     def of_one(self: Any, input: Tensor) -> Tensor:
         first, second = getattr(self, gate)(input).chunk(2, -1)
-        return getattr(self, down)(unit(first, second) if gate_first else unit(second, first))
+        return _into(getattr(self, down), unit, *((first, second) if gate_first else (second, first)))
 
     return with_parameter_named(of_one if up is None else of_two, form.argument)  # type: ignore[arg-type]
+
+
+def _into(down: Callable[[Tensor], Tensor], unit: Unit, gate: Tensor, up: Tensor) -> Tensor:
+    y = unit(gate, up)
+    with recomputed(y, unit, gate, up):
+        return down(y)
 
 
 def _prove(module: Module, roles: list[Roles], others: dict[str, Module], bits: bool) -> Form | str | None:

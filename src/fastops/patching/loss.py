@@ -19,7 +19,6 @@ from .swap import Members, Module, Site, Swap
 
 Linear = torch.nn.Linear
 
-SAVE = "none"  # of linear_cross_entropy: no tensor of the logits' size, for a fourth product
 # Of the loss and of gradients, relative to their largest number: the original rounds the logits, and ours does not.
 BOUNDS = {torch.float64: 2e-6, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 ROWS, TOKENS, IGNORED = 2, 8, -100
@@ -35,8 +34,9 @@ def find_loss(site: Site) -> Swap | str | None:
     why = _unfit(head)
     if why is None and site.verify == "bits":
         why = "the bits of a loss by slices are others"
-    why = why or _refuted(site.model, head)
-    return why or Swap("the head of linear_cross_entropy", form=("deferred product", SAVE), members=_members)
+    why = why or _refuted(site.model, head, site.save)
+    members = functools.partial(_members, site.save)
+    return why or Swap("the head of linear_cross_entropy", form=("deferred product", site.save), members=members)
 
 
 def head_of(model: Module) -> Module | None:
@@ -69,12 +69,12 @@ def _unfit(head: Module) -> str | None:
     return None
 
 
-def _members() -> Members:
+def _members(save: str) -> Members:
     original = Linear.forward
 
     @functools.wraps(original)
     def forward(self: Linear, input: Tensor) -> Tensor:
-        later = deferred(self, input, SAVE)
+        later = deferred(self, input, save)
         return original(self, input) if later is None else later
 
     return {"forward": forward}
@@ -90,7 +90,7 @@ class _Run:
     gradients: tuple[Tensor | None, ...] = ()
 
 
-def _refuted(model: Module, head: Any) -> str | None:
+def _refuted(model: Module, head: Any, save: str) -> str | None:
     """Why the loss of a tiny batch may not be computed without its logits, or None: it may."""
     device = head.weight.device
     if any(x.device.type == "meta" for x in model.parameters()):
@@ -101,7 +101,7 @@ def _refuted(model: Module, head: Any) -> str | None:
     batch = _batch(model, head)
     try:
         with _aside(model, device):
-            expected, found = (_run(model, head, batch, late) for late in (False, True))
+            expected, found = (_run(model, head, batch, late) for late in (None, save))
     except Exception as error:  # whatever a model says to a batch of a few tokens
         first = (str(error).splitlines() or [""])[0]
         return (
@@ -151,12 +151,13 @@ def _aside(model: Module, device: torch.device) -> Iterator[None]:
             m.training = was
 
 
-def _run(model: Module, head: Any, batch: Mapping[str, Tensor], late: bool) -> _Run:
+def _run(model: Module, head: Any, batch: Mapping[str, Tensor], save: str | None) -> _Run:
+    """``save`` of the deferred product; None: the logits as ever."""
     run = _Run()
 
     def forward(input: Tensor) -> Tensor:
         leaf = input.detach().requires_grad_()
-        product = deferred(head, leaf, SAVE) if late else None
+        product = None if save is None else deferred(head, leaf, save)
         run.inputs.append(leaf)
         run.products.append(F.linear(leaf, head.weight, head.bias) if product is None else product)
         return run.products[-1]

@@ -39,14 +39,16 @@ Members = Mapping[str, Any]
 class Site:
     """A module that a finder is asked about.
 
-    ``model`` is the root that was handed to ``patch`` and ``name`` is the module's in it. ``proofs`` keeps what was
-    proved during one call of ``patch``, for all its sites: see :func:`fastops.patching.proof.remembered`.
+    ``model`` is the root that was handed to ``patch``, as ``verify`` and ``save`` were, and ``name`` is the module's in
+    it. ``proofs`` keeps what was proved during one call of ``patch``, for all its sites: see
+    :func:`fastops.patching.proof.remembered`.
     """
 
     name: str
     module: Module
     model: Module
     verify: str = "close"
+    save: str = "auto"
     proofs: dict[Hashable, Any] = field(default_factory=dict)
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
+from ..families.slices import check_save
 from .finders import FINDERS
 from .report import Report, frequent
 from .swap import Module, Site, Swap, apply, is_swapped, unused_children
@@ -23,6 +24,7 @@ def patch(
     only: Sequence[str] | None = None,
     skip: Sequence[str] = (),
     loss: bool = False,
+    save: str = "auto",
     verify: str = "close",
     dry_run: bool = False,
 ) -> Report:
@@ -30,11 +32,11 @@ def patch(
 
     A module is swapped if its own ``forward``, run on a small copy of it with random numbers, agreed with fastops'
     function in values and gradients: norms with :func:`fastops.rms_norm` and :func:`fastops.layer_norm`, gated MLPs
-    with :func:`fastops.swiglu` and its kin, activations with the function of their name. A function of queries, keys,
-    ``cos`` and ``sin`` that a forward calls by a global name is compared with :func:`fastops.rope`; the swapped forward
-    is the same code with that one name bound to ours, and under torch.compile, which fuses it, its own. Nothing is
-    recognised by the name of a model. What looked like one of these and was not proved is left, and listed with the
-    reason.
+    with :func:`fastops.swiglu` and its kin, whose result the backward computes again in place of keeping it,
+    activations with the function of their name. A function of queries, keys, ``cos`` and ``sin`` that a forward calls
+    by a global name is compared with :func:`fastops.rope`; the swapped forward is the same code with that one name
+    bound to ours, and under torch.compile, which fuses it, its own. Nothing is recognised by the name of a model. What
+    looked like one of these and was not proved is left, and listed with the reason.
 
     A swapped module's ``__class__`` is a subclass of its own class, of the same name; parameters, their names, hooks,
     devices, wrappers and every other module stay as they are. Pickles are those of the original class, and deep copies
@@ -49,10 +51,11 @@ def patch(
         loss: also the head of a causal language model. While gradients are enabled it returns deferred logits: a tensor
             to whoever looks, multiplied when something reads its numbers. ``F.cross_entropy`` of them, also behind a
             scale, a softcap, a cast, a view or a slice of the rows, reads none: it is
-            :func:`fastops.linear_cross_entropy`, and no tensor of [tokens, vocabulary] is made, for one product more in
-            the backward. Proved by loss and gradients of a batch of 2 by 8 tokens, run through the model. Logits that
-            are read for the first time after the weights have changed are a RuntimeError, and the loss gives them no
-            gradient of their own. Under torch.compile the head is as it was.
+            :func:`fastops.linear_cross_entropy`. Proved by loss and gradients of a batch of 2 by 8 tokens, run through
+            the model. Logits that are read for the first time after the weights have changed are a RuntimeError, and
+            the loss gives them no gradient of their own. Under torch.compile the head is as it was.
+        save: of :func:`fastops.linear_cross_entropy`. ``"auto"``: one tensor of [tokens, vocabulary], in the head's
+            dtype, which becomes the gradient. ``"none"``: not even that, for one product more in the backward.
         verify: ``"close"`` asks for agreement within rounding: 2e-6 in float64 and float32, four units in the last
             place in the half types. ``"bits"`` asks for the same bits in the module's own dtype, on its own device.
         dry_run: change nothing; the report says what would be swapped.
@@ -62,7 +65,8 @@ def patch(
 
     Raises:
         TypeError: ``model`` is no module, ``only`` or ``skip`` no sequence of str, ``loss`` no bool.
-        ValueError: another ``verify``; an entry of ``only`` or ``skip`` that is neither a kind nor a module's name.
+        ValueError: another ``save`` or ``verify``; an entry of ``only`` or ``skip`` that is neither a kind nor a
+            module's name.
 
     Warns:
         UserWarning: nothing was swapped, with the most frequent reasons.
@@ -77,6 +81,7 @@ def patch(
         raise TypeError(f"[patch] model must be a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(loss, bool):
         raise TypeError(f"[patch] loss must be a bool, got {type(loss).__name__}")
+    check_save("patch", save)
     if verify not in _VERIFY:
         raise ValueError(f"[patch] verify must be 'close' or 'bits', got {verify!r}")
     modules = dict(model.named_modules())
@@ -91,7 +96,7 @@ def patch(
             continue
         kinds = known if wanted is None else [kind for kind in known if _selects(wanted, kind, name)]
         kinds = [kind for kind in kinds if not _selects(unwanted, kind, name)]
-        found = _ask(Site(name, module, model, verify, proofs), kinds)
+        found = _ask(Site(name, module, model, verify, save, proofs), kinds)
         if isinstance(found, Swap):
             _apply(report, modules, name, found)
         elif found is not None:
