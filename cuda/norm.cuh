@@ -21,9 +21,6 @@ using device::Vector;
 constexpr int kWarp = 32;
 constexpr int kVectors = 2;  // of 16 bytes, a thread's in the kernels of short rows
 
-template <Norm N>
-constexpr int kStatistics = statistics_of(N);
-
 template <class A, int N>
 struct Sums {
   A at[N];

@@ -43,7 +43,8 @@ template <class T, class P>
 struct Backward {
   using A = accumulate_t<T>;
   const T *grad, *grad_sum, *input;
-  const A* statistics;
+  const A *mean, *shift, *rstd;  // NormStatistics
+  int64_t statistics_step;
   const P* weight;
   T* grad_input;
   A* partial;
@@ -57,7 +58,10 @@ struct Backward {
       : grad(static_cast<const T*>(a.grad)),
         grad_sum(static_cast<const T*>(a.grad_sum)),
         input(static_cast<const T*>(a.input)),
-        statistics(static_cast<const A*>(a.statistics)),
+        mean(static_cast<const A*>(a.statistics.mean)),
+        shift(static_cast<const A*>(a.statistics.shift)),
+        rstd(static_cast<const A*>(a.statistics.rstd)),
+        statistics_step(a.statistics.step),
         weight(static_cast<const P*>(a.weight)),
         grad_input(static_cast<T*>(a.grad_input)),
         partial(static_cast<A*>(a.partial)),
@@ -84,12 +88,12 @@ template <Norm N, class T, class P>
 __device__ inline RowNumbers<accumulate_t<T>> row_numbers(const Backward<T, P>& a, int64_t row) {
   RowNumbers<accumulate_t<T>> numbers = {};
   if (row < a.rows) {
-    const auto* statistics = a.statistics + row * kStatistics<N>;
+    const int64_t at = row * (N == Norm::layer ? a.statistics_step : 1);
     if constexpr (N == Norm::layer) {
-      numbers.mean = statistics[0];
-      numbers.shift = statistics[1];
+      numbers.mean = a.mean[at];
+      if (a.shift) numbers.shift = a.shift[at];
     }
-    numbers.rstd = statistics[kStatistics<N> - 1];
+    numbers.rstd = a.rstd[at];
   }
   return numbers;
 }

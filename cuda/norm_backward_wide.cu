@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ device::Barrier arrived[kMostStages], told[kTurns];
   __shared__ Exchange exchange[kTurns];
-  __shared__ float statistics[kMostStages][kStatistics<N>];
+  __shared__ RowNumbers<float> statistics[kMostStages];
 
   const int thread = threadIdx.x, lane = thread % kWarp;
   const RingPart part(static_cast<int>(a.n / W), cluster);
@@ -45,15 +45,13 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     device::barrier_expect(&arrived[slot], bytes * kTensors);
     device::bulk_copy(slot_of(slot, 0), a.input + row * a.input_stride + begin * W, bytes, &arrived[slot]);
     device::bulk_copy(slot_of(slot, 1), a.grad + row * a.grad_stride + begin * W, bytes, &arrived[slot]);
-#pragma unroll
-    for (int k = 0; k < kStatistics<N>; ++k)
-      device::copy_word_async(&statistics[slot][k], a.statistics + int64_t{row} * kStatistics<N> + k);
+    const int64_t at = row * a.statistics_step;
+    device::copy_word_async(&statistics[slot].mean, a.mean + at);
+    if (a.shift) device::copy_word_async(&statistics[slot].shift, a.shift + at);
+    device::copy_word_async(&statistics[slot].rstd, a.rstd + at);
     device::barrier_arrive_behind_copies(&arrived[slot]);
   };
-  auto numbers_of = [&](int slot) {
-    const auto& s = statistics[slot];
-    return RowNumbers<float>{s[0], s[1], s[2]};
-  };
+  if (!a.shift && thread < stages) statistics[thread].shift = 0;  // seen by all from ring_meet() on
   if (thread == 0)
     for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
   if (rows <= step) let_next_kernel_start();  // as in norm_backward_ring.cu
@@ -72,7 +70,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   } at = {first_row, 0, 0, 0};
   auto first_pass_over = [&] {
     device::barrier_wait(&arrived[at.slot], at.parity);
-    const RowNumbers<float> numbers = numbers_of(at.slot);
+    const RowNumbers<float> numbers = statistics[at.slot];
     Sums<float, S> sums = {};
 #pragma unroll
     for (int g = 0; g < V; ++g) {
@@ -113,7 +111,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     device::barrier_wait_cluster(&told[turn], count++ / kTurns & 1);
     Sums<float, S> sums = sum_of_told(exchange[turn].at, cluster * kWideWarps);
     divide(sums, a.inverse_n);
-    const RowNumbers<float> numbers = numbers_of(slot);
+    const RowNumbers<float> numbers = statistics[slot];
     if (a.grad_input) {
       Row* out = reinterpret_cast<Row*>(a.grad_input + row * a.n) + begin;
       const float shift = -numbers.shift * numbers.rstd;

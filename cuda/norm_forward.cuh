@@ -50,7 +50,8 @@ struct Forward {
   const T *input, *residual;
   const P *weight, *bias;
   T *output, *sum;
-  A* statistics;
+  A *mean, *shift, *rstd;  // NormStatistics
+  int64_t statistics_step;
   int64_t rows, n, input_stride, residual_stride;
   A inverse_n, scale, unscale, eps, offset;  // scale: a power of two about 1 / n
 
@@ -61,7 +62,10 @@ struct Forward {
         bias(static_cast<const P*>(a.bias)),
         output(static_cast<T*>(a.output)),
         sum(static_cast<T*>(a.sum)),
-        statistics(static_cast<A*>(a.statistics)),
+        mean(static_cast<A*>(a.statistics.mean)),
+        shift(static_cast<A*>(a.statistics.shift)),
+        rstd(static_cast<A*>(a.statistics.rstd)),
+        statistics_step(a.statistics.step),
         rows(a.rows),
         n(a.n),
         input_stride(a.input_stride),
@@ -73,13 +77,14 @@ struct Forward {
         offset(a.weight ? static_cast<A>(a.weight_offset) : A(0)) {}
 
   // From that row on, as a launch has at most kMostBlocks blocks.
-  Forward from_row(Norm norm, int64_t row) const {
+  Forward from_row(int64_t row) const {
     Forward a = *this;
     a.input += row * input_stride;
     if (residual) a.residual += row * residual_stride;
     a.output += row * n;
     if (sum) a.sum += row * n;
-    if (statistics) a.statistics += row * statistics_of(norm);
+    for (A** numbers : {&a.mean, &a.shift, &a.rstd})
+      if (*numbers) *numbers += row * statistics_step;
     a.rows -= row;
     return a;
   }
@@ -89,7 +94,7 @@ struct Forward {
 template <Norm N, class T, class P, class F>
 int in_launches(const Forward<T, P>& all, int64_t each, F f) {
   for (int64_t row = 0; row < all.rows; row += kMostBlocks * each) {
-    const Forward<T, P> a = all.from_row(N, row);
+    const Forward<T, P> a = all.from_row(row);
     const int error = f(a, static_cast<unsigned>(std::min(ceil_div(a.rows, each), kMostBlocks)));
     if (error != cudaSuccess) return error;
   }
@@ -164,13 +169,13 @@ struct Scale {
 template <Norm N, class T, class P, class A>
 __device__ inline Scale<A> scale_of(const Forward<T, P>& a, const Moments<A>& row, int64_t number, bool keep) {
   const A rstd = inverse_sqrt<T>(row.squares * a.inverse_n, a.eps);
-  if (keep && a.statistics) {
-    A* statistics = a.statistics + number * kStatistics<N>;
+  if (keep && a.rstd) {
+    const int64_t at = number * (N == Norm::layer ? a.statistics_step : 1);
     if constexpr (N == Norm::layer) {
-      statistics[0] = row.mean;
-      statistics[1] = row.shift;
+      a.mean[at] = a.shift ? row.mean : row.mean + row.shift;
+      if (a.shift) a.shift[at] = row.shift;
     }
-    statistics[kStatistics<N> - 1] = rstd;
+    a.rstd[at] = rstd;
   }
   return {rstd, N == Norm::layer ? -row.shift * rstd : A(0)};
 }

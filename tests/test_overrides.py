@@ -34,9 +34,13 @@ def torch_again() -> Iterator[None]:
     assert not any(map(_C.is_enabled, FUNCTIONS))
 
 
-def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+CPU = torch.device("cpu")
+
+
+def inputs(dtype: torch.dtype = torch.float64, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return tuple(torch.randn(*shape, generator=generator).to(dtype).requires_grad_() for shape in ((6, 33), (33,)))
+    x, w = (torch.randn(*shape, generator=generator).to(device, dtype) for shape in ((6, 33), (33,)))
+    return x.requires_grad_(), w.requires_grad_()
 
 
 def gradients(y: Tensor, *inputs: Tensor) -> list[Tensor]:
@@ -50,17 +54,17 @@ def test_every_function_has_a_call() -> None:
 @pytest.mark.parametrize("check", ATEN_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @every_function
-def test_check(name: str, dtype: torch.dtype, check: checks.Check) -> None:
+def test_check(name: str, dtype: torch.dtype, check: checks.Check, device: torch.device) -> None:
     """Those of ``selftest --aten``, at the level in use."""
     case = aten_case(by_name()[name])
     assert case is not None
-    for outcome in check(Target(case, dtype, Path(torch.device("cpu"), "cpu"), quick=True, aten=True)):
+    for outcome in check(Target(case, dtype, Path(device, device.type), quick=True, aten=True)):
         assert outcome.ok, outcome
 
 
 @every_function
-def test_a_forward_inside_and_a_backward_outside(name: str) -> None:
-    x, w = inputs()
+def test_a_forward_inside_and_a_backward_outside(name: str, device: torch.device) -> None:
+    x, w = inputs(device=device)
     expected = gradients(CALLS[name](x, w), x, w)
     with fastops.enabled(name):
         inside = CALLS[name](x, w)
@@ -71,8 +75,8 @@ def test_a_forward_inside_and_a_backward_outside(name: str) -> None:
 
 
 @every_function
-def test_second_derivatives_and_forward_mode(name: str) -> None:
-    x, w = inputs()
+def test_second_derivatives_and_forward_mode(name: str, device: torch.device) -> None:
+    x, w = inputs(device=device)
     with fastops.enabled(name):
         assert torch.autograd.gradgradcheck(CALLS[name], (x, w))
         _, tangent = torch.func.jvp(lambda t: CALLS[name](t, w), (x,), (torch.ones_like(x),))
@@ -81,15 +85,15 @@ def test_second_derivatives_and_forward_mode(name: str) -> None:
 
 
 @every_function
-def test_vmap_and_autocast(name: str) -> None:
-    x, w = inputs(torch.float32)
+def test_vmap_and_autocast(name: str, device: torch.device) -> None:
+    x, w = inputs(torch.float32, device)
     batch = torch.stack([x.detach(), 2 * x.detach()])
     expected = torch.stack([CALLS[name](row, w) for row in batch])
     with fastops.enabled(name), torch.no_grad():
         torch.testing.assert_close(torch.vmap(CALLS[name], (0, None))(batch, w), expected.detach())
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(device.type, dtype=torch.bfloat16):
             out = CALLS[name](x, w)
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16):
         torch.testing.assert_close(out, CALLS[name](x, w))
 
 
@@ -101,26 +105,54 @@ def test_compiled_functions_keep_inductors_own_kernels(name: str) -> None:
         torch.testing.assert_close(gradients(compiled(x, w), x, w), gradients(CALLS[name](x, w), x, w))
 
 
-def test_modules_run_our_kernels() -> None:
-    x, _ = inputs(torch.float32)
+def test_modules_run_our_kernels(device: torch.device) -> None:
+    x, _ = inputs(torch.float32, device)
     for module, ours in (
         (torch.nn.LayerNorm(33), lambda m: fastops.layer_norm(x, (33,), m.weight, m.bias)),
         (torch.nn.RMSNorm(33), lambda m: fastops.rms_norm(x, (33,), m.weight)),
         (torch.nn.Softmax(-1), lambda m: fastops.softmax(x, -1)),
     ):
+        module.to(device)
         with fastops.enabled():
             assert checks.same_bits(module(x), ours(module))
 
 
-def test_other_calls_go_where_they_went() -> None:
-    z = torch.randn(3, 4, dtype=torch.complex64, requires_grad=True)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_float32_of_a_half_type(name: str, cuda: torch.device) -> None:
+    """On CUDA aten converts in its kernel, both ways."""
+    x = torch.randn(5, 65, device=cuda, dtype=torch.bfloat16, requires_grad=True)
+    with fastops.enabled(name):
+        y = getattr(F, name)(x, -1, dtype=torch.float32)
+        found = gradients(y, x)
+    expected = gradients(getattr(fastops, name)(x, -1, dtype=torch.float32), x)
+    assert all(map(checks.same_bits, found, expected))
+
+
+def test_a_graph_of_a_step(cuda: torch.device) -> None:
+    norm, x = torch.nn.LayerNorm(768, device=cuda), torch.randn(64, 768, device=cuda, requires_grad=True)
+
+    def step() -> list[Tensor]:
+        return gradients(norm(x), x, norm.weight, norm.bias)
+
+    expected = step()
+    with fastops.enabled("layer_norm"):
+        step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = step()
+        graph.replay()
+    torch.testing.assert_close(found, expected)
+
+
+def test_other_calls_go_where_they_went(device: torch.device) -> None:
+    z = torch.randn(3, 4, dtype=torch.complex64, device=device, requires_grad=True)
     expected = gradients(F.rms_norm(z, (4,)).abs(), z)
     with fastops.enabled():
         torch.testing.assert_close(gradients(F.rms_norm(z, (4,)).abs(), z), expected)
         with pytest.raises(RuntimeError, match="Given normalized_shape"):
-            F.layer_norm(torch.randn(3, 4), (5,))
-        assert F.layer_norm(torch.randn(0, 4), (4,)).shape == (0, 4)
-        assert F.softmax(torch.randn(3, 0), -1).shape == (3, 0)
+            F.layer_norm(torch.randn(3, 4, device=device), (5,))
+        assert F.layer_norm(torch.randn(0, 4, device=device), (4,)).shape == (0, 4)
+        assert F.softmax(torch.randn(3, 0, device=device), -1).shape == (3, 0)
 
 
 def test_calls_count() -> None:
@@ -166,7 +198,8 @@ def test_on_top_of_another_override_and_back() -> None:
 
 def test_what_is_printed() -> None:
     with fastops.enabled("softmax") as enabled:
-        assert str(enabled) == "softmax cpu (was: aten)"
+        where = ", ".join(_C.override_keys()).lower()
+        assert str(enabled) == f"softmax {where} (was: aten)"
 
 
 def test_unknown_names() -> None:

@@ -28,8 +28,8 @@ using torch::stable::detail::StableLibrary;
 struct Kernel {
   Overridden of;
   void (*boxed)(StableIValue*, uint64_t, uint64_t);
-  // Where aten has no kernel of its own at that key, graphs that were made while ours was there need it later too.
-  bool stays = false;
+  // Where aten has no kernel of its own at a key, graphs that were made while ours was there need it later too.
+  const char* stays = nullptr;
 };
 const Kernel kKernels[] = {
     {{"layer_norm", "native_layer_norm", FASTOPS_NATIVE_LAYER_NORM}, Boxed<&native_layer_norm>::call},
@@ -38,20 +38,25 @@ const Kernel kKernels[] = {
     {{"rms_norm", "_fused_rms_norm", FASTOPS_FUSED_RMS_NORM}, Boxed<&fused_rms_norm>::call},
     {{"rms_norm", "_fused_rms_norm_backward", FASTOPS_FUSED_RMS_NORM_BACKWARD},
      Boxed<&fused_rms_norm_backward>::call,
-     true},
+     "CPU"},
     {{"softmax", "_softmax", FASTOPS_SOFTMAX}, Boxed<&softmax>::call},
     {{"softmax", "_softmax_backward_data", FASTOPS_SOFTMAX_BACKWARD}, Boxed<&softmax_backward>::call},
     {{"log_softmax", "_log_softmax", FASTOPS_SOFTMAX}, Boxed<&log_softmax>::call},
     {{"log_softmax", "_log_softmax_backward_data", FASTOPS_SOFTMAX_BACKWARD}, Boxed<&log_softmax_backward>::call},
 };
 constexpr size_t kCount = std::size(kKernels);
-constexpr const char* kKey = "CPU";
+#if FASTOPS_CUDA_ENABLED
+constexpr const char* kKeys[] = {"CPU", "CUDA"};
+#else
+constexpr const char* kKeys[] = {"CPU"};
+#endif
+constexpr size_t kKeyCount = std::size(kKeys);
 
 std::mutex mutex;
 
 struct InForce {
   int times = 0;
-  std::unique_ptr<StableLibrary> library;
+  std::unique_ptr<StableLibrary> at[kKeyCount];
 };
 // Not destroyed: at a process's end the dispatcher may be gone before us.
 std::array<InForce, kCount>& in_force() {
@@ -85,18 +90,24 @@ std::vector<Overridden> overridden() {
   return all;
 }
 
+std::vector<std::string> keys() { return {std::begin(kKeys), std::end(kKeys)}; }
+
 void enable(const std::string& function) {
   for_each(function, [](const Kernel& kernel, InForce& now) {
-    if (now.times++ > 0 || now.library) return;
-    now.library = std::make_unique<StableLibrary>(StableLibrary::Kind::IMPL, "aten", kKey, __FILE__, __LINE__);
-    now.library->impl(kernel.of.op, kernel.boxed);
+    if (now.times++ > 0) return;
+    for (size_t k = 0; k < kKeyCount; ++k) {
+      if (now.at[k]) continue;
+      now.at[k] = std::make_unique<StableLibrary>(StableLibrary::Kind::IMPL, "aten", kKeys[k], __FILE__, __LINE__);
+      now.at[k]->impl(kernel.of.op, kernel.boxed);
+    }
   });
 }
 
 void disable(const std::string& function) {
   for_each(function, [](const Kernel& kernel, InForce& now) {
-    if (now.times == 0) return;
-    if (--now.times == 0 && !kernel.stays) now.library.reset();
+    if (now.times == 0 || --now.times > 0) return;
+    for (size_t k = 0; k < kKeyCount; ++k)
+      if (!kernel.stays || kernel.stays != std::string(kKeys[k])) now.at[k].reset();
   });
 }
 

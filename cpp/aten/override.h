@@ -14,6 +14,9 @@ struct Overridden {
 // Every aten operator that can be overridden.
 FASTOPS_EXPORT std::vector<Overridden> overridden();
 
+// The dispatch keys where they are: "CPU", and "CUDA" if this build has its kernels.
+FASTOPS_EXPORT std::vector<std::string> keys();
+
 // As often as enabled, a function must be disabled before aten's kernels are back. Both throw std::invalid_argument for a name
 // that is not in the table; disabling what is not enabled does nothing.
 FASTOPS_EXPORT void enable(const std::string& function);

@@ -30,22 +30,22 @@ Pair fused_rms_norm_backward(const Tensor& grad, const Tensor& input, const Size
                       output_mask);
   const size_t dims = normalized_shape.size(), leading = input.dim() - dims;
   const Tensor found = as_contiguous(to_dtype(rstd, accumulate_type(*dtype_of(input))));
+  const Tensor statistics = reshaped(found, {input.sizes().begin(), input.sizes().begin() + leading});
   const bool need_weight = output_mask[1] && weight;
-  NormGradients r =
-      norm_backward({.op = "rms_norm_backward",
-                     .forward_op = "rms_norm",
-                     .norm = Norm::rms,
-                     .grad = grad,
-                     .grad_sum = nullptr,
-                     .input_name = "input",
-                     .input = input,
-                     .statistics = reshaped(found, {input.sizes().begin(), input.sizes().begin() + leading}),
-                     .weight = weight,
-                     .bias = {},
-                     .weight_offset = 0,
-                     .need_input = output_mask[0],
-                     .need_weight = need_weight,
-                     .need_bias = false});
+  NormGradients r = norm_backward({.op = "rms_norm_backward",
+                                   .forward_op = "rms_norm",
+                                   .norm = Norm::rms,
+                                   .grad = grad,
+                                   .grad_sum = nullptr,
+                                   .input_name = "input",
+                                   .input = input,
+                                   .statistics = &statistics,
+                                   .weight = weight,
+                                   .bias = {},
+                                   .weight_offset = 0,
+                                   .need_input = output_mask[0],
+                                   .need_weight = need_weight,
+                                   .need_bias = false});
   return {or_undefined(output_mask[0], std::move(r.input)), or_undefined(need_weight, std::move(r.weight))};
 }
 

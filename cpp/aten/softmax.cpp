@@ -10,16 +10,22 @@ bool supports(const Tensor& tensor, int64_t dim) {
   return kernels_take(tensor) && tensor.numel() > 0 && -tensor.dim() <= dim && dim < tensor.dim();
 }
 
-// `half_to_float` and a gradient of another dtype are CUDA's alone.
+// aten asks for float32 of a half type, and takes float32 gradients of it back, on CUDA alone.
+bool widens(std::optional<DType> narrow, const Tensor& of) { return of.is_cuda() && narrow && size_of(*narrow) == 2; }
+
 Tensor forward(const char* op, const char* before, bool log, const Tensor& input, int64_t dim, bool half_to_float) {
-  if (half_to_float || !supports(input, dim)) return call<Tensor>(before, input, dim, half_to_float);
-  return softmax_forward(op, log, input, dim, 1, std::nullopt);
+  if (!supports(input, dim) || (half_to_float && !widens(dtype_of(input), input)))
+    return call<Tensor>(before, input, dim, half_to_float);
+  const auto dtype = half_to_float ? std::optional(ScalarType::Float) : std::nullopt;
+  return softmax_forward(op, log, input, dim, 1, dtype);
 }
 Tensor backward(const char* op, const char* before, bool log, const Tensor& grad, const Tensor& output, int64_t dim,
                 ScalarType input_dtype) {
-  if (!supports(output, dim) || input_dtype != output.scalar_type() || !same_dtype(grad, output))
+  const bool same = input_dtype == output.scalar_type();
+  const bool narrows = output.scalar_type() == ScalarType::Float && widens(dtype_of(input_dtype), output);
+  if (!supports(output, dim) || !(same || narrows) || !same_dtype(grad, output))
     return call<Tensor>(before, grad, output, dim, input_dtype);
-  return fastops::softmax_backward(op, log, grad, output, dim, 1, std::nullopt);
+  return fastops::softmax_backward(op, log, grad, output, dim, 1, same ? std::nullopt : std::optional(input_dtype));
 }
 
 }  // namespace

@@ -25,8 +25,13 @@ static Shape trailing_of(const Tensor& input, int64_t dims) {
 static std::vector<int64_t> statistics_shape(Norm norm, const Tensor& input, int64_t dims) {
   const Shape leading = leading_of(input, dims);
   std::vector<int64_t> shape(leading.begin(), leading.end());
-  if (norm == Norm::layer) shape.push_back(statistics_of(norm));
+  if (norm == Norm::layer) shape.push_back(NormStatistics::numbers_of(norm));
   return shape;
+}
+
+NormStatistics AtenStatistics::pointers() const {
+  auto data = [](const Tensor& t) { return const_cast<void*>(t.const_data_ptr()); };
+  return {data(mean), shift ? data(*shift) : nullptr, data(rstd), 1};
 }
 
 static void check_dtype(const char* op, const char* name, const Tensor& t) {
@@ -129,7 +134,8 @@ NormOutputs norm_forward(NormForwardCall c) {
   a.eps = c.eps;
   a.output = out.output.mutable_data_ptr();
   a.sum = writable_or_null(out.sum);
-  a.statistics = writable_or_null(out.statistics);
+  a.statistics = c.aten_statistics ? c.aten_statistics->pointers()
+                                   : NormStatistics::of_rows(c.norm, stat, writable_or_null(out.statistics));
   if (input.is_cuda()) {
     cuda::Launch launch(c.op, input.get_device_index());
     launch.check(norm_forward_cuda[launch.group()](a, launch.stream()));
@@ -144,7 +150,7 @@ NormOutputs norm_forward(NormForwardCall c) {
 
 static void check_statistics(const NormBackwardCall& c, Shape shape, DType dtype) {
   const char* name = c.norm == Norm::layer ? "statistics" : "rstd";
-  const Tensor& t = c.statistics;
+  const Tensor& t = *c.statistics;
   check_same_device(c.op, name, t, c.input_name, c.input);
   FASTOPS_CHECK(same_shape(t.sizes(), shape) && dtype_of(t) == dtype && t.is_contiguous(), c.op, name, " must be ",
                 c.forward_op, "'s own, contiguous, ", text_of(shape), " ", text_of(scalar_type(dtype)), ", got ",
@@ -154,17 +160,18 @@ static void check_statistics(const NormBackwardCall& c, Shape shape, DType dtype
 NormGradients norm_backward(NormBackwardCall c) {
   const Tensor& input = c.input;
   // The statistics have the dimensions that were not normalised over, a layer norm's one more.
-  const int64_t extra = c.norm == Norm::layer, dims = input.dim() - c.statistics.dim() + extra;
+  const int64_t extra = c.norm == Norm::layer;
+  const int64_t dims = c.aten_statistics ? c.aten_statistics->dims : input.dim() - c.statistics->dim() + extra;
   FASTOPS_CHECK(dims >= 1 && dims <= input.dim(), c.op, "the statistics must have ", extra, " to ",
                 input.dim() - 1 + extra, " dimensions for ", c.input_name, "'s ", input.dim(), ", got ",
-                c.statistics.dim());
+                input.dim() - dims + extra);
   const Shape shape = trailing_of(input, dims);
   check_parameters(c.op, shape, c.weight, c.bias, c.input_name, input);
   check_rows(c.op, "grad", c.grad, c.input_name, input);
   if (c.grad_sum) check_rows(c.op, "grad_sum", *c.grad_sum, c.input_name, input);
   if (!one_dtype(c)) return mixed_norm_backward(std::move(c));
   const DType dtype = *dtype_of(input), stat = accumulate_type(dtype);
-  check_statistics(c, statistics_shape(c.norm, input, dims), stat);
+  if (c.statistics) check_statistics(c, statistics_shape(c.norm, input, dims), stat);
 
   auto allocate_parameter = [&](bool needed, const OptionalTensor& like) {
     const DType own = like ? *dtype_of(*like) : dtype;
@@ -197,7 +204,9 @@ NormGradients norm_backward(NormBackwardCall c) {
   a.grad_sum_stride = g_sum.stride;
   a.input = x.data();
   a.input_stride = x.stride;
-  a.statistics = c.statistics.const_data_ptr();
+  a.statistics = c.aten_statistics
+                     ? c.aten_statistics->pointers()
+                     : NormStatistics::of_rows(c.norm, stat, const_cast<void*>(c.statistics->const_data_ptr()));
   a.weight = data_or_null(c.weight);
   a.weight_offset = c.weight_offset;
   a.grad_input = c.need_input ? out.input.mutable_data_ptr() : nullptr;

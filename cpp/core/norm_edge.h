@@ -6,6 +6,15 @@
 
 namespace fastops {
 
+// A layer norm's statistics as aten has them: two tensors of a number a row, in the type that is computed in. There may be a
+// shift where they are read.
+struct AtenStatistics {
+  int64_t dims;  // trailing ones that are normalised over
+  Tensor mean, rstd;
+  OptionalTensor shift;
+  NormStatistics pointers() const;
+};
+
 struct NormOutputs {
   Tensor output;
   OptionalTensor sum;         // with a residual
@@ -26,6 +35,7 @@ struct NormForwardCall {
   int64_t dims;  // trailing ones that are normalised over
   double eps, weight_offset;
   bool statistics;
+  const AtenStatistics* aten_statistics = nullptr;  // these are written in place of statistics of ours
 };
 NormOutputs norm_forward(NormForwardCall call);
 
@@ -36,10 +46,11 @@ struct NormBackwardCall {
   const Tensor* grad_sum;  // null: none
   const char* input_name;
   const Tensor& input;       // what was normalised
-  const Tensor& statistics;  // the forward's
+  const Tensor* statistics;  // the forward's; null: aten's
   OptionalTensor weight, bias;
   double weight_offset;
   bool need_input, need_weight, need_bias;
+  const AtenStatistics* aten_statistics = nullptr;
 };
 NormGradients norm_backward(NormBackwardCall call);
 

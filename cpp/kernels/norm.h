@@ -16,7 +16,20 @@
 namespace fastops {
 
 enum class Norm { layer, rms };
-constexpr int64_t statistics_of(Norm norm) { return norm == Norm::layer ? 3 : 1; }
+
+// Where the statistics are, f32 or of f64 f64: those of row r at r·step. An rms norm has rstd alone. Ours are one tensor,
+// [rows, 3] or [rows]; aten's are two and have no shift: theirs is the mean with it, and 0 where it is read.
+struct NormStatistics {
+  void *mean = nullptr, *shift = nullptr, *rstd = nullptr;
+  int64_t step = 1;
+
+  static constexpr int64_t numbers_of(Norm norm) { return norm == Norm::layer ? 3 : 1; }
+  static NormStatistics of_rows(Norm norm, DType type, void* first) {
+    if (norm == Norm::rms || !first) return {nullptr, nullptr, first, 1};
+    char* at = static_cast<char*>(first);
+    return {at, at + size_of(type), at + 2 * size_of(type), numbers_of(norm)};
+  }
+};
 
 struct NormForward {
   Norm norm;
@@ -30,10 +43,9 @@ struct NormForward {
   const void* weight;  // null: 1
   const void* bias;    // null: 0
   double weight_offset, eps;
-  void* output;  // rows·n, dense
-  void* sum;     // rows·n, dense: input + residual; null without a residual
-  // f32, or f64 for f64; null: not asked for. layer: [rows, 3], mean, shift and rstd; rms: [rows], rstd.
-  void* statistics;
+  void* output;               // rows·n, dense
+  void* sum;                  // rows·n, dense: input + residual; null without a residual
+  NormStatistics statistics;  // no rstd: not asked for
 };
 
 // How the parameters' gradients come together: from `partial`, by a column sum that follows; or by the norm's own kernels,
@@ -50,8 +62,8 @@ struct NormBackward {
   int64_t grad_sum_stride;
   const void* input;  // what was normalised: the input or the sum
   int64_t input_stride;
-  const void* statistics;  // as the forward wrote them
-  const void* weight;      // null: 1
+  NormStatistics statistics;  // as the forward wrote them
+  const void* weight;         // null: 1
   double weight_offset;
   void* grad_input;  // rows·n, dense; null: not asked for
   Gather gather;

@@ -53,14 +53,13 @@ struct Backward {
       block.grad[r] = static_cast<const T*>(a.grad) + (row + r) * a.grad_stride;
       block.grad_sum[r] = a.grad_sum ? static_cast<const T*>(a.grad_sum) + (row + r) * a.grad_sum_stride : nullptr;
       block.grad_input[r] = a.grad_input ? static_cast<T*>(a.grad_input) + (row + r) * a.n : nullptr;
-      const A* statistics = static_cast<const A*>(a.statistics) + (row + r) * statistics_of(a.norm);
+      const NormStatistics& from = a.statistics;
+      const int64_t at = (row + r) * from.step;
       if constexpr (Layer) {
-        block.mean[r] = statistics[0];
-        block.shift[r] = statistics[1];
-        block.rstd[r] = statistics[2];
-      } else {
-        block.rstd[r] = statistics[0];
+        block.mean[r] = static_cast<const A*>(from.mean)[at];
+        block.shift[r] = from.shift ? static_cast<const A*>(from.shift)[at] : A(0);
       }
+      block.rstd[r] = static_cast<const A*>(from.rstd)[at];
     }
   }
 

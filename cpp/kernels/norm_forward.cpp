@@ -177,15 +177,14 @@ struct Forward {
   }
 
   FASTOPS_INLINE void save(int64_t row, const Row& of) const {
-    if (!a.statistics) return;
-    A* to = static_cast<A*>(a.statistics) + row * statistics_of(a.norm);
+    const NormStatistics& to = a.statistics;
+    if (!to.rstd) return;
+    const int64_t at = row * to.step;
     if constexpr (Layer) {
-      to[0] = of.mean;
-      to[1] = of.shift;
-      to[2] = of.rstd;
-    } else {
-      to[0] = of.rstd;
+      static_cast<A*>(to.mean)[at] = to.shift ? of.mean : of.mean + of.shift;
+      if (to.shift) static_cast<A*>(to.shift)[at] = of.shift;
     }
+    static_cast<A*>(to.rstd)[at] = of.rstd;
   }
 
   FASTOPS_INLINE A rstd_of(double variance) const { return static_cast<A>(1 / root(variance + a.eps)); }

@@ -103,6 +103,7 @@ NB_MODULE(_C, m) {
   m.def("cuda_error", &cuda_error, "Why no GPU is visible, in the CUDA runtime's words; empty if some are.");
   m.def("overridden", &overridden,
         "For each function of torch's its aten operators that enable() overrides, with their schemas.");
+  m.def("override_keys", &aten::keys, "The dispatch keys where enable() overrides them.");
   m.def("enable", &aten::enable, nb::arg("function"), "Puts our kernels in the place of aten's once more.");
   m.def("disable", &aten::disable, nb::arg("function"), "Takes them away where that was the last time.");
   m.def("is_enabled", &aten::is_enabled, nb::arg("function"), "Whether they are there.");

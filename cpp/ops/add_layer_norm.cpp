@@ -51,7 +51,7 @@ Triple add_layer_norm_backward(const Tensor& grad, OptionalTensor grad_sum, cons
                                    .grad_sum = tensor_or_null(grad_sum),
                                    .input_name = "sum",
                                    .input = sum,
-                                   .statistics = statistics,
+                                   .statistics = &statistics,
                                    .weight = std::move(weight),
                                    .bias = std::move(bias),
                                    .weight_offset = weight_offset,

@@ -50,7 +50,7 @@ Pair add_rms_norm_backward(const Tensor& grad, OptionalTensor grad_sum, const Te
                                    .grad_sum = tensor_or_null(grad_sum),
                                    .input_name = "sum",
                                    .input = sum,
-                                   .statistics = rstd,
+                                   .statistics = &rstd,
                                    .weight = std::move(weight),
                                    .bias = {},
                                    .weight_offset = weight_offset,

@@ -49,7 +49,7 @@ Triple layer_norm_backward(const Tensor& grad, const Tensor& input, const Tensor
                                    .grad_sum = nullptr,
                                    .input_name = "input",
                                    .input = input,
-                                   .statistics = statistics,
+                                   .statistics = &statistics,
                                    .weight = std::move(weight),
                                    .bias = std::move(bias),
                                    .weight_offset = weight_offset,

@@ -46,7 +46,7 @@ Pair rms_norm_backward(const Tensor& grad, const Tensor& input, const Tensor& rs
                                    .grad_sum = nullptr,
                                    .input_name = "input",
                                    .input = input,
-                                   .statistics = rstd,
+                                   .statistics = &rstd,
                                    .weight = std::move(weight),
                                    .bias = {},
                                    .weight_offset = weight_offset,

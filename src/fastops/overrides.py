@@ -1,7 +1,7 @@
 """torch's own functions by our kernels: ``enable()``, ``disable()``, ``with enabled(...)``.
 
-aten's operators are overridden at the CPU key, beneath autograd: aten's formulas, sharding rules, vmap and autocast
-stay as they are, and ``torch.compile``, which decomposes these operators before, keeps its own fusion.
+aten's operators are overridden at the CPU and CUDA keys, beneath autograd: aten's formulas, sharding rules, vmap and
+autocast stay as they are, and ``torch.compile``, which decomposes these operators before, keeps its own fusion.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import torch
 
 from . import _C
 
-_KEY = "CPU"
+_KEYS = tuple(_C.override_keys())  # "CPU", and "CUDA" if this build has its kernels
 _lock = threading.RLock()
-_before: dict[str, Any] = {}  # aten operator -> the kernel that ours is on top of; None: there was none
+# (aten operator, key) -> the kernel that ours is on top of; None: there was none.
+_before: dict[tuple[str, str], Any] = {}
 _was: dict[str, str] = {}  # function -> where that kernel came from
 _library: torch.library.Library | None = None
 
@@ -31,7 +32,8 @@ class Enabled:
     functions: dict[str, str]
 
     def __str__(self) -> str:
-        return " · ".join(f"{name} {_KEY.lower()} (was: {was})" for name, was in self.functions.items()) or "nothing"
+        where = ", ".join(_KEYS).lower()
+        return " · ".join(f"{name} {where} (was: {was})" for name, was in self.functions.items()) or "nothing"
 
 
 def enable(*functions: str) -> Enabled:
@@ -40,7 +42,7 @@ def enable(*functions: str) -> Enabled:
     ``layer_norm``: :func:`torch.nn.functional.layer_norm`, :class:`torch.nn.LayerNorm`; ``rms_norm``: the same of
     ``rms_norm``; ``softmax``, ``log_softmax``: those of :mod:`torch.nn.functional`, and with the latter
     :func:`torch.nn.functional.cross_entropy`. Forward and backward of float16, bfloat16, float32 and float64 tensors on
-    the CPU; other calls run what ran before.
+    the CPU and on GPUs; other calls run what ran before.
 
     Args:
         functions: names of these; none for all of them.
@@ -127,28 +129,30 @@ def _keep_what_is_there(function: str) -> None:
             raise RuntimeError(
                 f"[enable] aten::{operator} of PyTorch {torch.__version__} must be {schema}, got {found._schema}"
             )
-        if operator in _before and _before[operator] is None:
-            continue  # ours stays, and would be taken for one before it
-        there = torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{operator}", _KEY)
-        _before[operator] = torch.library.get_kernel(found, _KEY) if there else None
-        if there:
-            owners.append(_whose(f"aten::{operator}"))
+        for key in _KEYS:
+            if _before.get((operator, key), "not asked") is None:
+                continue  # ours stays, and would be taken for one before it
+            there = torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{operator}", key)
+            _before[operator, key] = torch.library.get_kernel(found, key) if there else None
+            if there:
+                owners.append(_whose(f"aten::{operator}", key))
     _was[function] = ", ".join(dict.fromkeys(owner for owner in owners if owner != "aten")) or "aten"
 
 
-def _whose(name: str) -> str:
+def _whose(name: str, key: str) -> str:
     """By the dispatcher's listing, which says of each kernel in what file it was registered."""
     lines = torch._C._dispatch_dump_table(name).splitlines()
-    line = next((line for line in lines if line.startswith(f"{_KEY}: ")), "")
+    line = next((line for line in lines if line.startswith(f"{key}: ")), "")
     return "aten" if "/ATen/" in line else line.partition("registered at ")[2].split(" ")[0]
 
 
 def _calling(operator: str) -> Any:
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-
-    def before(*arguments: Any) -> Any:
-        kernel = _before.get(operator)
-        return kernel.call_boxed(keys, *arguments) if kernel else _GRADIENTS[operator](*arguments)
+    def before(first: torch.Tensor, *others: Any) -> Any:
+        key = "CUDA" if first.is_cuda else "CPU"
+        kernel = _before.get((operator, key))
+        if kernel is None:
+            return _GRADIENTS[operator](first, *others)
+        return kernel.call_boxed(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)), first, *others)
 
     return before
 
@@ -169,7 +173,7 @@ def _rms_norm_gradients(
     return tuple(g if needed else None for g, needed in zip(grads, output_mask, strict=True))
 
 
-# Of operators that aten has no kernel of at our key.
+# Of operators that aten has no kernel of at one of the keys.
 _GRADIENTS = {"_fused_rms_norm_backward": _rms_norm_gradients}
 
 
@@ -180,5 +184,5 @@ def _warn_once() -> None:
         library = torch.library.Library("fastops", "FRAGMENT")
         library.define("overridden_kernel(Tensor x) -> Tensor")
         for _ in range(2):
-            library.impl("overridden_kernel", lambda x: x, _KEY, allow_override=True)
+            library.impl("overridden_kernel", lambda x: x, "CPU", allow_override=True)
         library._destroy()

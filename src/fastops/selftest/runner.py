@@ -96,8 +96,8 @@ def targets(
 def aten_targets(
     cases: Iterable[Case], paths: Iterable[Path], dtypes: Iterable[torch.dtype], quick: bool
 ) -> Iterator[tuple[Case, Path, list[Target]]]:
-    """Of those that torch has too and :func:`fastops.enable` overrides, on the CPU."""
+    """Of those that torch has too and :func:`fastops.enable` overrides, where there are kernels."""
     for case in filter(None, map(aten_case, cases)):
         for path in paths:
-            if path.kind == "cpu":
+            if path.kind != "reference":
                 yield case, path, [Target(case, d, path, quick, aten=True) for d in dtypes if d in case.dtypes]
