@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,26 @@ def runs_of_the_unit(mlp: MLP, x: Tensor) -> list[int]:
         forward = len(calls)
         y.sum().backward()
     return [forward, len(calls)]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_not_kept(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlp = swapped()
+    if not bias:
+        mlp.down.bias = None
+    results: list[Any] = []
+    unit = type(fastops.patching.gated.UNITS["swiglu"])
+    call = unit.__call__
+
+    def seen(self: Any, gate: Tensor, up: Tensor) -> Tensor:
+        y = call(self, gate, up)
+        results.append(weakref.ref(y.untyped_storage()))
+        return y
+
+    monkeypatch.setattr(unit, "__call__", seen)
+    y = mlp(torch.randn(3, 5, N))
+    assert [found() for found in results] == [None]
+    y.sum().backward()
 
 
 def test_again_once() -> None:

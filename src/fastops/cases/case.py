@@ -21,6 +21,7 @@ class Sample:
     large: bool = False  # too slow for a quick run
     small: bool = False  # small enough for finite differences
     unlike_torch: bool = False  # torch's own op has other numbers, deliberately
+    unlike_torch_on_cuda: bool = False  # or there it takes no such arguments, or is less exact
 
     def args(self, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> tuple[Any, ...]:
         return self.build(Make(device, dtype, seed))

@@ -65,12 +65,16 @@ def recomputed(result: Tensor, function: Callable[..., Tensor], *inputs: Tensor)
 @contextmanager
 def _hooked(result: Tensor, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Iterator[None]:
     kept, version = tuple(_Kept.of(x) for x in inputs), result._version
+    whole = [result]  # autograd holds the hooks for as long as what they packed
 
     def pack(x: Tensor) -> _Kept | _Again:
-        return _Again(function, kept, x.shape) if _is_all_of(x, result, version) else _Kept.of(x)
+        return _Again(function, kept, x.shape) if _is_all_of(x, whole[0], version) else _Kept.of(x)
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
-        yield
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
+            yield
+    finally:
+        whole.clear()
 
 
 def _is_all_of(x: Tensor, whole: Tensor, version: int) -> bool:

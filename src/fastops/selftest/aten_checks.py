@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
+
 from .. import _C
-from ..cases import Case, by_name
+from ..cases import Case, Sample, by_name
 from ..overrides import enabled
 from .accuracy import evaluate
 from .checks import Check, Outcome, finite_differences, same_bits, samples_of, values
@@ -15,11 +17,15 @@ from .target import Target
 _PREFIX = "aten "
 
 
-def aten_case(case: Case) -> Case | None:
-    """The row of torch's own function; None where nothing of it is overridden."""
+def aten_case(case: Case, device: torch.device) -> Case | None:
+    """The row of torch's own function on a device; None where nothing of it is overridden."""
     if case.name not in _C.overridden() or case.torch_op is None:
         return None
-    samples = tuple(sample for sample in case.samples if not sample.unlike_torch)
+
+    def alike(sample: Sample) -> bool:
+        return not (sample.unlike_torch or (device.type == "cuda" and sample.unlike_torch_on_cuda))
+
+    samples = tuple(filter(alike, case.samples))
     return replace(case, name=_PREFIX + case.name, function=case.torch_op, samples=samples)
 
 

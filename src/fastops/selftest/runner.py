@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
@@ -97,7 +98,7 @@ def aten_targets(
     cases: Iterable[Case], paths: Iterable[Path], dtypes: Iterable[torch.dtype], quick: bool
 ) -> Iterator[tuple[Case, Path, list[Target]]]:
     """Of those that torch has too and :func:`fastops.enable` overrides, where there are kernels."""
-    for case in filter(None, map(aten_case, cases)):
-        for path in paths:
-            if path.kind != "reference":
-                yield case, path, [Target(case, d, path, quick, aten=True) for d in dtypes if d in case.dtypes]
+    for case, path in product(cases, paths):
+        found = None if path.kind == "reference" else aten_case(case, path.device)
+        if found is not None:
+            yield found, path, [Target(found, d, path, quick, aten=True) for d in dtypes if d in found.dtypes]
