@@ -66,6 +66,7 @@ def test_measured(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert results.off(ours, eager) < 1e-5
     assert eager["swapped"] is None
     assert any("norm" in what for what in ours["swapped"].values())
+    assert any("linear_cross_entropy" in what for what in ours["swapped"].values()), "of masked models too"
     assert 0 < eager["first_seconds"] < 1e4 < ours["first_seconds"], "the time for the import of fastops is its own"
     for found in (eager, ours):
         assert found["parameters"] == eager["parameters"]

@@ -42,8 +42,7 @@ class Architecture:
     model: str
     options: Callable[[Size], dict[str, Any]]  # of the config
     sizes: dict[str, Size]  # the first is a GPU's default
-    causal: bool = True  # a language model that predicts the next token
-    image: bool = False
+    image: bool = False  # or a language model, whose loss is over its vocabulary
 
 
 def _decoder(size: Size) -> dict[str, Any]:
@@ -130,14 +129,12 @@ ARCHITECTURES = {
         "BertForMaskedLM",
         _bert,
         {"base": Size(12, 768, 3072, 12, 12, 64, 30522, 32, 512), "tiny": _TINY},
-        causal=False,
     ),
     "vit": Architecture(
         "ViTConfig",
         "ViTForImageClassification",
         _vit,
         {"base": Size(12, 768, 3072, 12, 12, 64, 1000, 64, 197), "tiny": Size(2, 64, 160, 4, 4, 16, 512, 2, 5)},
-        causal=False,
         image=True,
     ),
 }

@@ -45,7 +45,7 @@ def _liger(model: torch.nn.Module, architecture: Architecture) -> Made:
 def _fastops(model: torch.nn.Module, architecture: Architecture) -> Made:
     import fastops
 
-    report = fastops.patch(model, loss=architecture.causal)
+    report = fastops.patch(model, loss=not architecture.image)
     return Made(model, dict(report.swapped), dict(report.left))
 
 
