@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import bench_content
 import pytest
 import torch
 
 from fastops.bench import fresh, memory, records
 from fastops.bench.__main__ import main
-from fastops.bench.model import child, results
+from fastops.bench.model import child, command, results
 from fastops.bench.model.architectures import ARCHITECTURES, batch_of, build
 from fastops.bench.model.implementations import IMPLEMENTATIONS
 
@@ -116,8 +118,9 @@ def _of(found: dict[str, dict[str, Any]], arguments: tuple[str, str]) -> dict[st
     return found[json.loads(arguments[1])["implementation"]]
 
 
-def run(*options: str) -> int:
-    return main(["model", "--arch=llama", "--device=cpu", "--peers=eager,compile,fastops", "--steps=2", *options])
+def run(*options: str, archs: Sequence[str] = ("llama",)) -> int:
+    chosen = [f"--arch={arch}" for arch in archs]
+    return main(["model", *chosen, "--device=cpu", "--peers=eager,compile,fastops", "--steps=2", *options])
 
 
 def test_lines_of_a_card(answers: dict[str, dict[str, Any]], tmp_path: Path) -> None:
@@ -172,3 +175,79 @@ def test_what_is_not_there(options: list[str], message: str, capsys: pytest.Capt
 def test_a_process_that_dies_is_refused() -> None:
     assert fresh.answer("import sys; sys.exit('why')", (), ".", 60) == {"refused": "why"}
     assert fresh.answer("import time; time.sleep(60)", (), ".", 0.1) == {"refused": "no result within 0.1 s"}
+
+
+# From files
+
+
+@pytest.fixture
+def saved(answers: dict[str, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Path]:
+    """A file an architecture, and what is printed, written and drawn of both in one run."""
+    answers["compile"] = {"refused": "RuntimeError: out of memory"}
+    found = {name: tmp_path / f"{name}.json" for name in ("llama", "vit", "both")}
+    for name in ("llama", "vit"):
+        assert run(f"--json={found[name]}", archs=[name]) == 0
+    found |= {name: tmp_path / f"both.{name}" for name in ("csv", "svg", "txt")}
+    capsys.readouterr()
+    outputs = [f"--json={found['both']}", f"--csv={found['csv']}", f"--plot={found['svg']}"]
+    assert run(*outputs, archs=["llama", "vit"]) == 0
+    found["txt"].write_text(capsys.readouterr().out)
+    return found
+
+
+def test_from_several_files(
+    saved: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Table, lines and picture are those of one run, and nothing is measured."""
+    monkeypatch.setattr(command, "measure", None)
+    sources = [str(saved[name]) for name in ("llama", "vit")]
+    outputs = {name: tmp_path / f"again.{name}" for name in ("json", "csv", "svg")}
+    options = [f"--{name}={outputs[kind]}" for name, kind in (("json", "json"), ("csv", "csv"), ("plot", "svg"))]
+    assert main(["model", "--from", *sources, *options]) == 0
+    assert capsys.readouterr().out == saved["txt"].read_text()
+    assert outputs["csv"].read_bytes() == saved["csv"].read_bytes()
+    assert outputs["svg"].read_bytes() == saved["svg"].read_bytes()
+    both = json.loads(saved["both"].read_text())
+    assert json.loads(outputs["json"].read_text())["results"] == both["results"]
+
+
+def test_from_a_part_of_a_file(saved: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "part.csv"
+    options = ["--arch=vit", "--peers=eager,compile", f"--csv={file}"]
+    assert main(["model", "--from", str(saved["both"]), *options]) == 0
+    assert {(r.op, r.implementation) for r in records.read(file)} == {("vit", "eager")}
+    said = capsys.readouterr().out
+    assert "compile refused vit" in said
+    assert "llama" not in said
+
+
+def test_from_files_that_do_not_do(saved: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = json.loads(saved["llama"].read_text())
+    other = tmp_path / "other.json"
+
+    def refused(content: dict[str, Any], *options: str) -> str:
+        other.write_text(json.dumps(content))
+        assert main(["model", "--from", str(saved["vit"]), str(other), *options]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    not_ours = f"fastops.bench: --from {other}: not a file of `python -m fastops.bench model --json` of this version"
+    assert refused(bench_content.content()) == not_ours
+    assert refused(source | {"steps": 3}) == "fastops.bench: --from takes runs of one environment; steps differs"
+    versions = source["versions"] | {"transformers": "4.0.0"}
+    assert "versions differs" in refused(source | {"versions": versions})
+    assert refused(source, "--arch=bert") == "fastops.bench: --from has nothing of bert"
+    elsewhere = [r | {"device": "cuda:0"} for r in source["results"]]
+    csv = tmp_path / "card.csv"
+    assert "--csv keeps the lines of one device" in refused(source | {"results": elsewhere}, f"--csv={csv}")
+    assert not csv.exists()
+
+
+def test_status_of_a_file(answers: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    answers["fastops"] = {"refused": "it does not"}
+    file = tmp_path / "model.json"
+    assert run(f"--json={file}") == 1
+    assert main(["model", "--from", str(file)]) == 1

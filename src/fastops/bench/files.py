@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from .peers import OURS
 
 FORMAT = "fastops.bench 1"
 RESULTS = ("results", "host", "first")
+_OF_A_MACHINE = ("environment", "peers", "rounds", "host_rounds", "most_sets")
 
 Content = dict[str, Any]
 
@@ -38,13 +39,19 @@ def write(content: Content, file: str | None) -> None:
     Path(file).write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def read(file: str) -> Content:
+def load(file: str, wanted: str, command: str) -> Content:
+    """NotThereError for what is not of the wanted format, which this command writes."""
     try:
         content: Content = json.loads(Path(file).read_text())
     except (OSError, ValueError) as error:
         raise NotThereError(f"--from {file}: {error}") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise NotThereError(f"--from {file}: not a file of `python -m fastops.bench --json` of this version")
+    if not isinstance(content, dict) or content.get("format") != wanted:
+        raise NotThereError(f"--from {file}: not a file of `{command}` of this version")
+    return content
+
+
+def read(file: str) -> Content:
+    content = load(file, FORMAT, "python -m fastops.bench --json")
     for result in content["results"]:
         result.setdefault("in_features", None)  # which earlier files do not have
     _to_medians(content["host"])
@@ -63,15 +70,17 @@ def _to_medians(hosts: Sequence[dict[str, Any]]) -> None:
         r["times_fastops"] = r["microseconds"] / ours if ours and r["microseconds"] else None
 
 
-def merged(contents: Sequence[Content]) -> Content:
+def merged(
+    contents: Sequence[Content], same: Collection[str] = _OF_A_MACHINE, results: Collection[str] = RESULTS
+) -> Content:
     """Runs of one machine, such as one an op, as if they had been one."""
     whole = dict(contents[0])
     for other in contents[1:]:
-        for key in ("environment", "peers", "rounds", "host_rounds", "most_sets"):
+        for key in same:
             if other.get(key) != whole.get(key):
                 raise NotThereError(f"--from takes runs of one environment; {key} differs")
         whole["seconds"] = round(whole["seconds"] + other["seconds"], 1)
-        for key in RESULTS:
+        for key in results:
             whole[key] = whole[key] + other[key]
     return whole
 
@@ -83,7 +92,12 @@ def part_of(content: Content, ops: Collection[str] | None, dtypes: Collection[st
         wanted["op"] = {case.name for case in chosen_cases(ops)}
     if dtypes:
         wanted["dtype"] = {name_of(dtype) for dtype in chosen_dtypes(dtypes)}
-    parts = {name: [r for r in content[name] if all(r[key] in wanted[key] for key in wanted)] for name in RESULTS}
+    return with_fields(content, wanted)
+
+
+def with_fields(content: Content, wanted: Mapping[str, Collection[str]], results: Collection[str] = RESULTS) -> Content:
+    """The results whose fields are among the wanted ones."""
+    parts = {name: [r for r in content[name] if all(r[key] in wanted[key] for key in wanted)] for name in results}
     if wanted and not any(parts.values()):
         raise NotThereError(f"--from has nothing of {', '.join(sorted(set().union(*wanted.values())))}")
     return content | parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import sys
@@ -20,7 +21,7 @@ from ...selftest.choices import chosen_dtypes
 from ...selftest.report import environment
 from ...selftest.runner import name_of
 from ...selftest.target import NotThereError, devices_of, why_no_cuda
-from .. import files, fresh, plane, plot, records
+from .. import files, fresh, plot, records
 from . import report, results
 from .architectures import ARCHITECTURES, size_of
 from .implementations import IMPLEMENTATIONS, is_ours, lacking
@@ -58,6 +59,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--json", metavar="FILE", help="write the environment and every result")
     p.add_argument("--csv", metavar="FILE", help="put a line a measurement into the file, in place of its earlier ones")
     p.add_argument("--plot", metavar="FILE", help=f"draw peak memory over the time of a step, {plot.FORMAT}")
+    p.add_argument(
+        "--from",
+        dest="sources",
+        nargs="+",
+        metavar="FILE",
+        help="measure nothing: show what --json wrote, once or more, or of it the given models and peers",
+    )
     return p
 
 
@@ -86,10 +94,20 @@ def plan_of(options: argparse.Namespace) -> Plan:
     (device,) = devices_of(options.device or ("cpu" if why_no_cuda() else "cuda"))
     if options.steps < 1:
         raise NotThereError(f"steps must be at least 1, got {options.steps}")
-    archs = _known("arch", options.arch or ARCHITECTURES, ARCHITECTURES)
-    names = _known("peers", options.peers.split(",") if options.peers else IMPLEMENTATIONS, IMPLEMENTATIONS)
+    names = chosen(options)
+    archs = {arch: size_of(arch, options.size, device) for arch in names.get("arch", ARCHITECTURES)}
     (dtype,) = chosen_dtypes([options.dtype or _DEFAULT_DTYPE[device.type]])
-    return Plan({arch: size_of(arch, options.size, device) for arch in archs}, names, device, dtype, options.steps)
+    return Plan(archs, names.get("implementation", list(IMPLEMENTATIONS)), device, dtype, options.steps)
+
+
+def chosen(options: argparse.Namespace) -> dict[str, list[str]]:
+    """What is asked for by name, by its field in a row; no field where all are."""
+    names: dict[str, list[str]] = {}
+    if options.arch:
+        names["arch"] = _known("arch", options.arch, ARCHITECTURES)
+    if options.peers:
+        names["implementation"] = _known("peers", options.peers.split(","), IMPLEMENTATIONS)
+    return names
 
 
 def _known(option: str, names: Iterable[str], known: Iterable[str]) -> list[str]:
@@ -138,9 +156,10 @@ def failed(content: dict[str, Any]) -> bool:
     return any(r.get("refused") and is_ours(r["implementation"]) for r in content["results"])
 
 
-def picture(content: dict[str, Any]) -> str:
-    found = (r for r in results.records_of(content).values() if r)
-    return plane.drawn(found, results.STEADY, "peak memory, MB")
+def _keep(options: argparse.Namespace, content: dict[str, Any]) -> None:
+    files.write(content, options.json)
+    if options.csv:
+        records.put(results.records_of(content), options.csv)
 
 
 def main(argv: list[str]) -> int:
@@ -149,20 +168,21 @@ def main(argv: list[str]) -> int:
         files.check_folders(options.json, options.csv, options.plot)
         if options.plot:
             plot.check(options.plot)
-        plan = plan_of(options)
-        if options.csv:
-            records.check(options.csv, [plan.device])
+        if options.sources:
+            content = files.with_fields(results.read(options.sources), chosen(options), ["results"])
+            if options.csv:
+                records.check(options.csv, [r["device"] for r in content["results"]])
+            _keep(options, content)
+        else:
+            plan = plan_of(options)
+            if options.csv:
+                records.check(options.csv, [plan.device])
+            content = run(plan, functools.partial(_keep, options))
     except NotThereError as error:
         print(f"fastops.bench: {error}", file=sys.stderr)
         return 2
-
-    def keep(content: dict[str, Any]) -> None:
-        files.write(content, options.json)
-        if options.csv:
-            records.put(results.records_of(content), options.csv)
-
-    content = run(plan, keep)
     print(report.text(content))
     if options.plot:
-        Path(options.plot).write_text(picture(content), encoding="utf-8")
+        found = filter(None, results.records_of(content).values())
+        Path(options.plot).write_text(report.picture(found), encoding="utf-8")
     return 1 if failed(content) else 0

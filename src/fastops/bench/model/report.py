@@ -1,13 +1,15 @@
-"""What is printed of models: a table each, then what was refused and why."""
+"""What is shown of models: a table each, then what was refused and why; the picture."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from .. import plane
+from ..records import Record
 from ..report import NOTHING, table
 from .architectures import ARCHITECTURES
-from .results import Row, off, tokens_a_second
+from .results import STEADY, Row, off, tokens_a_second
 
 HEAD = ("", "tokens/s", "of the best", "spread", "peak GB", "first step s", "forward tokens/s", "its peak GB")
 
@@ -31,6 +33,11 @@ def progress(r: Row) -> str:
     """``llama 8layers bf16 cuda:0 eager: 75950 tokens/s``."""
     said = f"refused: {r['refused']}" if r.get("refused") else f"{tokens_a_second(r, 'step'):.0f} tokens/s"
     return f"{r['arch']} {r['size']} {r['dtype']} {r['device']} {r['implementation']}: {said}"
+
+
+def picture(records: Iterable[Record]) -> str:
+    """Peak memory over the time of a pass."""
+    return plane.drawn(records, STEADY, "peak memory, MB")
 
 
 def _table(rows: Sequence[Row]) -> str:

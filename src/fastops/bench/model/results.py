@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .. import files
 from ..problems import spelled
 from ..records import Key, Record, level_of
 from .architectures import ARCHITECTURES
@@ -14,6 +15,12 @@ PASSES = {"step": "training step", "forward": "forward"}  # in a row, and as the
 STEADY, START = "model", "start"  # measures of lines: one pass, and the first training step with all before it
 
 Row = dict[str, Any]
+
+
+def read(sources: Sequence[str]) -> files.Content:
+    """Of one machine and as many steps, as if they had been one run."""
+    contents = [files.load(file, FORMAT, "python -m fastops.bench model --json") for file in sources]
+    return files.merged(contents, same=("environment", "versions", "steps"), results=("results",))
 
 
 def records_of(content: Mapping[str, Any]) -> dict[Key, Record | None]:
