@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from fastops.bench.peers import OURS, is_peer
-from fastops.bench.records import Record
+from fastops.bench.records import Key, Record
 
 NOTHING = "–"
 
@@ -17,10 +19,17 @@ class Card:
     def __init__(self, records: Iterable[Record]) -> None:
         self.records = list(records)
         self._by = {r.key: r for r in self.records}
+        self.together: dict[Key, list[Record]] = {}  # all implementations of one measurement
+        for r in self.records:
+            self.together.setdefault(r.key[:-1], []).append(r)
 
     def get(self, like: Record, implementation: str) -> Record | None:
         """The same measurement of another implementation."""
-        return self._by.get((*like.key[:-1], implementation))
+        return self.at(like, implementation=implementation)
+
+    def at(self, like: Record, **changes: Any) -> Record | None:
+        """The measurement that is like this one but for these fields."""
+        return self._by.get(replace(like, **changes).key)
 
     def chosen(self, measure: str = "call", implementation: str = OURS, **wanted: str) -> list[Record]:
         """fastops' measurements with these fields, or those of another."""
@@ -32,7 +41,7 @@ class Card:
         return found
 
     def peers(self, ours: Record) -> list[Record]:
-        return [r for r in self.records if r.key[:-1] == ours.key[:-1] and is_peer(r.implementation)]
+        return [r for r in self.together[ours.key[:-1]] if is_peer(r.implementation)]
 
     def best_ratios(self, ours: Sequence[Record]) -> Iterator[tuple[float, Record]]:
         """Of each measurement that a peer has too, the best peer's time over ours, and that peer's record."""
