@@ -44,7 +44,7 @@ selftest: setup ## Prove the operators on this machine; ARGS="--quick --op relu"
 bench: setup ## Time the operators beside PyTorch's; ARGS="--quick --op relu --json result.json", ARGS=--help
 	$(BIN)/python -m fastops.bench $(ARGS)
 
-performance: setup ## docs/performance.md and its picture from benchmarks/results/*.csv
+performance: setup ## The docs' pages and pictures of speed from benchmarks/results/*.csv
 	$(BIN)/python tools/performance
 
 test: setup ## The tests, over all cores, with a sample of their cases; ARGS="-k layer_norm -x"

@@ -1,4 +1,7 @@
-"""Writes docs/performance.md and its pictures from benchmarks/results/*.csv: ``make performance``."""
+"""Writes from benchmarks/results/*.csv what the docs have of speed: ``make performance``.
+
+That is docs/performance.md, docs/models.md, a part of README.md, and their pictures.
+"""
 
 from __future__ import annotations
 

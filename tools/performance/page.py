@@ -1,12 +1,12 @@
-"""The text of docs/performance.md, and its pictures, from the measurements."""
+"""The text of docs/performance.md, and its pictures, from the measurements; beside them what ``models`` makes."""
 
 from __future__ import annotations
 
-import functools
-import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+import models
+from prose import listed, wrapped
 from tables import NOTHING, Card, named, shape, significant, span, table
 
 from fastops.bench import plane, plot, records, timing
@@ -43,25 +43,27 @@ HEAD = "linear_cross_entropy"
 HEAD_PICTURE = f"{HEAD}.svg"
 TIES = 0.01  # of a time; less is noise
 
-fill = functools.partial(textwrap.fill, width=128, break_long_words=False, break_on_hyphens=False)
-
 
 def card(root: Path, name: str) -> Card:
     found = records.read(root / f"benchmarks/results/{name}.csv")
-    return Card(r for r in found if name != GPU or r.level == GPU_LEVEL)
+    of_ops = (r for r in found if r.measure not in models.MEASURES)
+    return Card(r for r in of_ops if name != GPU or r.level == GPU_LEVEL)
 
 
 def files(root: Path) -> dict[Path, str]:
     """What is generated, by its path in the tree."""
     gpu, losses, cpu = card(root, GPU), card(root, LOSSES_GPU), card(root, CPU)
     pictured = [r for r in gpu.records if r.op in PICTURED and r.dtype == HALF and r.measure == "call"]
-    found = {Path("docs/performance.md"): text(gpu, losses, cpu), Path(f"docs/{GPU}.svg"): plot.drawn(pictured)}
+    found = models.files(root)
+    link = models.LINK if models.PAGE in found else ""
+    found |= {Path("docs/performance.md"): text(gpu, losses, cpu, link), Path(f"docs/{GPU}.svg"): plot.drawn(pictured)}
     if steps := steps_of_head(losses):
         found[Path(f"docs/{HEAD_PICTURE}")] = plane.drawn(steps)
     return found
 
 
-def text(gpu: Card, losses: Card, cpu: Card) -> str:
+def text(gpu: Card, losses: Card, cpu: Card, link: str) -> str:
+    """The page, with this behind where it says what other pages have."""
     cpu_sizes = dict.fromkeys(shape(r) for r in cpu.chosen() if r.op in NORMS)
     torches = (f"{r.torch} on the {name}" for name, one in (("GPU", gpu), ("CPU", cpu)) for r in one.records)
     page = (HERE / "page.md").read_text(encoding="utf-8")
@@ -84,6 +86,7 @@ def text(gpu: Card, losses: Card, cpu: Card) -> str:
             LOSSES_CARD=LOSSES_GPU.upper(),
             table_losses=table_losses(losses),
             head=head_section(losses),
+            link=link,
             table_lengths=table_lengths(gpu),
             table_peers=table_peers(gpu),
             table_cpu=table_cpu(cpu),
@@ -91,19 +94,6 @@ def text(gpu: Card, losses: Card, cpu: Card) -> str:
             limits=limits(gpu, losses, cpu),
         )
     )
-
-
-def wrapped(page: str) -> str:
-    """Its paragraphs, and each point of a list, in lines of one width, whatever was put into them."""
-    return "\n\n".join(map(wrapped_block, page.strip().split("\n\n"))) + "\n"
-
-
-def wrapped_block(block: str) -> str:
-    if block[0] in "#|!<":  # a heading, a table, a picture, a comment
-        return block
-    if not block.startswith("- "):
-        return fill(block)
-    return "\n".join(fill(point, subsequent_indent="  ") for point in block.splitlines())
 
 
 def copy_bandwidth(gpu: Card, op: str) -> float:
@@ -269,8 +259,3 @@ def first(gpu: Card) -> str:
         f"- **First result** in a fresh process, beyond PyTorch's import: fastops {span(ours)} s, `torch.compile` "
         f"{span(compiled[0])} s, and {span(compiled[1])} s with what an earlier process left on disk."
     )
-
-
-def listed(words: Iterable[str]) -> str:
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last

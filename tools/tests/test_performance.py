@@ -1,18 +1,24 @@
-"""docs/performance.md and its picture are what benchmarks/results/*.csv gives; all of these are small."""
+"""What is generated of speed is what benchmarks/results/*.csv gives; all of these are small."""
 
 from __future__ import annotations
 
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fastops.bench import records
+from fastops.bench.model.architectures import ARCHITECTURES
+from fastops.bench.model.implementations import IMPLEMENTATIONS
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools" / "performance"))
 
+import models  # noqa: E402
 import page  # noqa: E402
+import prose  # noqa: E402
 import tables  # noqa: E402
 
 RESULTS = sorted((ROOT / "benchmarks/results").glob("*"))
@@ -88,6 +94,97 @@ def test_no_head_before() -> None:
     assert page.head_section(tables.Card([])) == ""
 
 
+@pytest.fixture
+def unmeasured(tmp_path: Path) -> Path:
+    """README.md and the CSV files without lines of models, in a folder of their own."""
+    shutil.copy(ROOT / "README.md", tmp_path)
+    folder = tmp_path / "benchmarks/results"
+    folder.mkdir(parents=True)
+    for file in RESULTS:
+        of_ops = [r for r in records.read(file) if r.measure not in models.MEASURES]
+        (folder / file.name).write_text(records.text(of_ops), encoding="utf-8")
+    return tmp_path
+
+
+def steps(arch: str, times: dict[str, float], shape: str = "8x2048x4x2048") -> list[records.Record]:
+    """Made up of the milliseconds of training steps: a forward takes a tenth, the first a hundred times as long."""
+    measured = []
+    for name, ms in times.items():
+        step = records.Record(arch, "training step", "bf16", shape, "model", "generic", name, ms * 1e3, None, ms * 250)
+        first = replace(step, measure="start", us=ms * 1e5, peak_mb=None)
+        measured += [step, replace(step, direction="forward", us=ms * 1e2), first]
+    return [replace(r, torch="2.13.0") for r in measured]
+
+
+def put(measured: list[records.Record], root: Path, card: str) -> dict[Path, str]:
+    records.put({r.key: r for r in measured}, str(root / f"benchmarks/results/{card}.csv"))
+    return page.files(root)
+
+
+def test_no_models_before(unmeasured: Path) -> None:
+    found = page.files(unmeasured)
+    assert f"{models.BEGIN}\n{models.END}\n" in found[models.README]
+    assert not any("models" in path.name for path in found)
+    assert "models.md" not in found[Path("docs/performance.md")]
+
+
+def test_models_once_they_are_measured(unmeasured: Path) -> None:
+    before = page.files(unmeasured)
+    times = {"fastops": 64.0, "fastops+compile": 80.0, "eager": 128.0, "compile": 80.0, "liger": 100.0}
+    vit = {"eager": 64.0, "fastops": 50.0}
+    found = put([*steps("vit", vit, "12x768x64x197"), *steps("llama", times)], unmeasured, "h100")
+    lines = found[models.PAGE].splitlines()
+    assert "## One H100, PyTorch 2.13.0" in lines
+    assert lines[lines.index("| --- | --- | --- | --- | --- | --- | --- |") + 1 :] == [
+        "| `LlamaForCausalLM`, bf16, 8×2048×4×2048 | fastops | **128** | 1.25 | 16.0 | 6.40 | **1280** |",
+        "|  | fastops+compile | 102 | 1.00 | 20.0 | 8.00 | 1024 |",
+        "|  | eager | 64.0 | 0.62 | 32.0 | 12.8 | 640 |",
+        "|  | compile | 102 | 1.00 | 20.0 | 8.00 | 1024 |",
+        "|  | liger | 81.9 | 0.80 | 25.0 | 10.0 | 819 |",
+        "| `ViTForImageClassification`, bf16, 12×768×64×197 | fastops | **252** | 1.28 | 12.5 | 5.00 | **2522** |",
+        "|  | eager | 197 | 1.00 | 16.0 | 6.40 | 1970 |",
+    ]
+    readme = found[models.README]
+    assert "on one H100, PyTorch 2.13.0:" in readme
+    assert "|  | fastops | fastops+compile | eager | compile | liger | fastops over the best other |" in readme
+    llama = "**128**, 16.0 | 102, 20.0 | 64.0, 32.0 | 102, 20.0 | 81.9, 25.0 | 1.25"
+    assert f"| `LlamaForCausalLM`, bf16, 8×2048×4×2048 | {llama} |" in readme
+    assert "12×768×64×197 | **252**, 12.5 | – | 197, 16.0 | – | – | 1.28 |" in readme
+    picture = Path("docs/models-h100.svg")
+    assert f"({picture})" in readme
+    assert f"({picture.name})" in found[models.PAGE]
+    assert found[picture].count("<circle") == len(times), "vit is in the tables alone"
+    (unmeasured / models.README).write_text(readme, encoding="utf-8")
+    assert page.files(unmeasured) == found, "the same again"
+    assert models.with_part(readme, "") == before[models.README]
+
+
+def test_models_of_several_cards(unmeasured: Path) -> None:
+    """Every model by every implementation: pages as short as they must be."""
+    performance = Path("docs/performance.md")
+    before = page.files(unmeasured)[performance]
+    times = dict.fromkeys(IMPLEMENTATIONS, 50.0)
+    put([r for arch in ARCHITECTURES for r in steps(arch, times)], unmeasured, "h200")
+    found = put(steps("gpt2", {"fastops": 64.0}, "12x768x8x1024"), unmeasured, "h100")
+    text = found[models.PAGE]
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [
+        f"## One {card}, PyTorch 2.13.0" for card in ("H100", "H200")
+    ]
+    assert "| fastops | **128** | – | 16.0 | 6.40 | **1280** |" in text, "without another"
+    assert text.index("Llama") < text.index("Qwen3") < text.index("Gemma2") < text.index("Bert"), "the benchmark's"
+    assert Path("docs/models-h200.svg") in found
+    assert Path("docs/models-h100.svg") not in found
+    assert "models-h100.svg" not in text + found[models.README]
+    assert all(len(found[path].splitlines()) <= 150 for path in (models.PAGE, performance))
+    assert found[performance].count(models.LINK) == 1
+    assert found[performance].replace(models.LINK, "") == before, "its numbers are of operators alone"
+
+
+def test_readme_without_its_comments() -> None:
+    with pytest.raises(ValueError, match=r"README.md must have the comments"):
+        models.with_part(f"# fastops\n\n{models.BEGIN}\n", "")
+
+
 def test_only_peers_are_ahead() -> None:
     card = tables.Card([record("fastops", 10.0), record("fastops save=none", 9.0), record("mm", 5.0)])
     assert list(card.best_ratios(card.chosen())) == []
@@ -105,7 +202,7 @@ def test_spelling() -> None:
     assert tables.span([1.001, 0.999]) == "1.00"
     assert tables.span([]) == tables.NOTHING
     assert tables.table(["", "a"], [["b", "c"]]) == "|  | a |\n| --- | --- |\n| b | c |"
-    assert page.listed(["a", "b", "c"]) == "a, b and c"
+    assert prose.listed(["a", "b", "c"]) == "a, b and c"
 
 
 def test_copy_bandwidth() -> None:
