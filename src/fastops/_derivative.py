@@ -36,8 +36,23 @@ def mark_constant(
         ctx.mark_non_differentiable(*constant)
 
 
+def unused_as_none(ctx: Any) -> None:
+    """The gradients of outputs that were not used come as None. As zeros they would be plain tensors of DTensors, too.
+
+    Under Dynamo, which does not know it, zeros come.
+    """
+    if not torch.compiler.is_dynamo_compiling():
+        ctx.set_materialize_grads(False)
+
+
+def filled(grads: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Gradients of outputs, 0 for those that were not used."""
+    return tuple([torch.zeros_like(y) if g is None else g for g, y in zip(grads, outputs, strict=True)])
+
+
 def save_inputs(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
     """What :func:`backward_of` a reference reads."""
+    unused_as_none(ctx)
     ctx.tensors_at = [k for k, x in enumerate(inputs) if isinstance(x, Tensor)]
     ctx.inputs = [None if isinstance(x, Tensor) else x for x in inputs]
     ctx.save_for_backward(*(inputs[k] for k in ctx.tensors_at))

@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._arguments import type_error
-from ._derivative import reach_of
+from ._derivative import reach_of, unused_as_none
 from ._operator import Operator, sum_of_rows, wide
+from .sharding import Call, rows
 
 Formula = Callable[..., Any]
 
@@ -295,8 +296,16 @@ def norm_operator(
     lead = outputs = 2 if residual else 1
     end = lead + parameters  # where dims and the numbers begin
     every = (True,) * end  # needs_input_grad where dims and the numbers are the defaults and all else learns
-    derivative = Operator(f"{name}_backward", backward_reference, fake_backward, outputs=1 + parameters)
-    forward = Operator(f"{name}_forward", reference, functools.partial(fake, True), outputs=3)
+    affine = ("weight", "bias")
+    of_rows = rows(_rows_before, whole=affine)
+    derivative = Operator(
+        f"{name}_backward",
+        backward_reference,
+        fake_backward,
+        outputs=1 + parameters,
+        sharding=rows(_rows_behind, whole=affine, sums=range(1, 1 + parameters)),
+    )
+    forward = Operator(f"{name}_forward", reference, functools.partial(fake, True), outputs=3, sharding=of_rows)
 
     @functools.wraps(reference)
     def outputs_alone(*inputs: Any) -> Any:
@@ -312,8 +321,8 @@ def norm_operator(
         return native(sum, *inputs[2:]), sum
 
     def save(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
-        if residual and not torch.compiler.is_dynamo_compiling():  # Dynamo does not know it, and has zeros come in
-            ctx.set_materialize_grads(False)
+        if residual:
+            unused_as_none(ctx)
         x, statistics = results[1] if residual else inputs[0], results[-1]
         needed = ctx.needs_input_grad
         if needed == every:  # the usual, for which nothing but tensors is kept
@@ -364,4 +373,16 @@ def norm_operator(
         reach=reach_of([range(end), range(lead)]) if residual else None,  # the sum is of input and residual alone
         native=by_torch,
         batch=batch,
+        sharding=of_rows,
     )
+
+
+def _rows_before(call: Call) -> int:
+    dims: int = call["dims"]
+    return len(call.first) - dims
+
+
+def _rows_behind(call: Call) -> int:
+    """As many dimensions as the statistics have; those of a layer norm are three numbers side by side."""
+    shapes = call.shapes
+    return len(shapes["rstd"]) if "rstd" in shapes else len(shapes["statistics"]) - 1

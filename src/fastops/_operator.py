@@ -33,6 +33,7 @@ from torch.autograd import Function, forward_ad
 from ._arguments import check_types
 from ._derivative import Reach, backward_of, keep_for_forward, mark_constant, save_inputs, transposed
 from ._registration import announced, on_one_device
+from .sharding import Rule, is_sharded, lazy, pointwise
 
 _functorch_active = torch._C._are_functorch_transforms_active
 _compiling = torch.compiler.is_dynamo_compiling
@@ -74,14 +75,15 @@ class Differentiable:
             then treats its elements apart, or None. Without it every batch goes through ``torch.vmap`` of the
             reference.
         vmap: ``vmap(info, in_dims, *inputs)`` returns outputs and their batch dimensions, in place of all that.
-        training: an op of the same function that eager mode and ``torch.compile`` take where a gradient is asked for.
-            Default: this one.
+        training: an op of the same function that eager mode and ``torch.compile`` take where a gradient is asked for,
+            but not for DTensors. Default: this one.
         direct: does what ``raw`` does, for plain eager calls, on less host time. It sees tensor subclasses too.
         inline: ``torch.compile`` traces the references, so that they fuse with what is around them; else the raw ops.
         dtypes: of the first argument: those that the raw op takes.
         overrides: ``backward`` is what counts, where the reference's derivative differs (a straight-through
             estimator's): forward mode takes its transpose, and nothing differentiates the reference in its place. The
             raw op must take every dtype.
+        sharding: how the raw op splits among processes: a rule of :mod:`fastops.sharding`. None: no DTensors.
     """
 
     def __init__(
@@ -103,9 +105,12 @@ class Differentiable:
         inline: bool = False,
         dtypes: Container[torch.dtype] = KERNEL_DTYPES,
         overrides: bool = False,
+        sharding: Rule | None = None,
     ) -> None:
         self.name = name
         self.raw = raw
+        if sharding:
+            lazy.declare(raw, sharding)
         self.reference = reference
         self.outputs = outputs
         self.reach = reach
@@ -123,11 +128,16 @@ class Differentiable:
         self.save = save if save and backward else save_inputs
         self.backward = backward or backward_of(reference)
         self._eager = _eager_function(self.training, self.training.forward.traced, name).apply
+        self._eager_of_shards = self._eager
+        if self.training is not self:
+            self._eager_of_shards = _eager_function(self, self.forward.traced, name).apply
         self._twin = _uncompiled(_twin_function(self).apply)
         self.call = _call_of(self)
 
     def _transformed(self, inputs: tuple[Any, ...]) -> Any:
-        if not _compiling():
+        if _compiling():
+            lazy.registered_before_tracing()
+        else:
             check_types(self.name, self.raw._schema, inputs)
             if _tracing() and not self.overrides:  # of the raw op a trace would have no gradient
                 return self.native(*inputs)
@@ -151,7 +161,8 @@ class Differentiable:
             return self.traced(*inputs)
         if self.outputs == 1 and self.reach and self.reach(inputs, (), needed) == (False,):
             return self.traced(*inputs)  # Dynamo takes no Function whose only output is marked
-        return self._eager(*_distinct(inputs))
+        eager = self._eager_of_shards if is_sharded(inputs[0]) else self._eager
+        return eager(*_distinct(inputs))
 
     def _is_natives(self, x: Tensor) -> bool:
         """Whether a tensor of a subclass is for torch's own ops: jagged, or on its way into an ONNX graph."""
@@ -216,13 +227,10 @@ def _call_of(op: Differentiable) -> Callable[..., Any]:
     """The way of a call. On small inputs its cost is what is timed: one frame, and questions that C answers."""
     outputs, dtypes = op.outputs, op.dtypes
     whole = len(op.raw._schema.returns) == outputs
-    # The builtin behind Function.apply saves a Python frame; Dynamo wants that. The engine calls the node's `apply`,
-    # which would look `backward` up in two frames more, 1 us of a step's 27.
     raw = op.direct
-    training = op.training
-    function = _eager_function(training, training.forward.direct, op.name)
-    apply = super(Function, function).apply  # type: ignore[misc]
-    function._backward_cls.apply = training.backward  # type: ignore[attr-defined]
+    apply = _apply_of(op.training, op.name)
+    shards_apart = op.training is not op
+    apply_to_shards = _apply_of(op, op.name) if shards_apart else apply
 
     def call(*inputs: Any) -> Any:
         first = inputs[0]
@@ -246,17 +254,30 @@ def _call_of(op: Differentiable) -> Callable[..., Any]:
                     for x in inputs:
                         if type(x) is Tensor and _wrapped(x):  # it outlived its transform
                             return apply(*unwrap_dead_wrappers(inputs))
+                    if shards_apart and is_sharded(first):
+                        return apply_to_shards(*inputs)
                     return apply(*inputs)
             result = raw(*inputs)
         except (RuntimeError, TypeError) as error:
-            if isinstance(error, NotImplementedError) and not op.overrides and any(map(_is_nested, inputs)):
-                return _public(op.native(*inputs), outputs)
+            if isinstance(error, NotImplementedError):
+                if lazy.registered_now():
+                    return call(*inputs)
+                if not op.overrides and any(map(_is_nested, inputs)):
+                    return _public(op.native(*inputs), outputs)
             check_types(op.name, op.raw._schema, inputs)
             _raise_typed(error)
             raise
         return result if whole else _public(result, outputs)
 
     return call
+
+
+def _apply_of(op: Differentiable, name: str) -> Callable[..., Any]:
+    """The builtin behind Function.apply, which saves a Python frame; Dynamo wants that."""
+    function = _eager_function(op, op.forward.direct, name)
+    # The engine calls the node's `apply`, which would look `backward` up in two frames more, 1 us of a step's 27.
+    function._backward_cls.apply = op.backward  # type: ignore[attr-defined]
+    return super(Function, function).apply  # type: ignore[misc,no-any-return]
 
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -393,7 +414,11 @@ def elementwise(
 ) -> Operator:
     """The operator of an elementwise function of one tensor whose backward reads what it ``keeps``: input or output."""
     derivative = Operator(
-        f"{name}_backward", backward_reference, lambda grad, kept: torch.empty_like(kept), batch=elementwise_batch
+        f"{name}_backward",
+        backward_reference,
+        lambda grad, kept: torch.empty_like(kept),
+        batch=elementwise_batch,
+        sharding=pointwise(),
     )
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -404,7 +429,14 @@ def elementwise(
 
     # On fake tensors torch computes no more of the reference than its result's shape, strides and dtype.
     return Operator(
-        name, reference, reference, save=save, backward=backward, batch=elementwise_batch, training=training
+        name,
+        reference,
+        reference,
+        save=save,
+        backward=backward,
+        batch=elementwise_batch,
+        training=training,
+        sharding=pointwise(),
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from . import _C, _driver, _load
 from ._plan import DTYPES, Plan, plan
 from ._remedy import major_of, remedy
+from .sharding import lazy
 
 # As the extension read them, when it was loaded.
 _FORCED = {name: os.environ[name] for name in ("FASTOPS_CPU_ISA", "FASTOPS_CUDA_ARCH") if os.environ.get(name)}
@@ -72,6 +73,7 @@ class Capabilities:
             and dtypes without a kernel run too.
         forced: the environment variables that force a level or a group.
         overrides: torch's functions that :func:`fastops.enable` has our kernels behind, with what ran before.
+        dtensor: whether ``torch.distributed.tensor`` has the operators' rules of sharding, and if not, why.
     """
 
     build: Build
@@ -85,6 +87,7 @@ class Capabilities:
     paths: Mapping[str, str]
     forced: Mapping[str, str]
     overrides: Mapping[str, str]
+    dtensor: str
 
     def plan(
         self, op: str, dtype: torch.dtype, size: tuple[int, ...], *, backward: bool = False, card: str | None = None
@@ -131,6 +134,7 @@ class Capabilities:
             lines.append(_line("gpu", "none", False, self.no_gpu))
         lines.append("paths    " + ", ".join(f"{device}: {path}" for device, path in self.paths.items()))
         lines[-1] += ", other devices: reference"
+        lines.append(f"dtensor  {self.dtensor}")
         lines += [f"forced   {name}={value}" for name, value in self.forced.items()]
         lines += [f"enabled  {name} in place of {was}" for name, was in self.overrides.items()]
         return "\n".join(lines)
@@ -178,6 +182,7 @@ def capabilities() -> Capabilities:
         paths={"cpu": "cpu"} | {f"cuda:{gpu.index}": "cuda" if gpu.arch else "reference" for gpu in usable},
         forced=dict(_FORCED),
         overrides=_overrides(),
+        dtensor=lazy.state(),
     )
 
 

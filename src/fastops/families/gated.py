@@ -8,6 +8,7 @@ end, where a batch that ``torch.func.vmap`` puts in front does not shift it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from .._arguments import check_numbers, check_tensors, type_error
 from .._operator import Operator, elementwise_batch, wide
 from .._promotion import promoted
+from ..sharding import EMPTY, Call, Output, Split, apart
 from .row import as_integer, from_the_end
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -159,7 +161,14 @@ def gated_operator(unit: Unit, reference: Callable[..., Tensor], backward_refere
         results = derivative._twin(*elementwise_batch(info.batch_size, in_dims, *inputs))
         return results, (0, None if inputs[2] is None else 0, 0 if inputs[-1] else None)
 
-    derivative = Operator(f"{unit.name}_backward", backward_reference, fake_backward, outputs=3, vmap=vmap_backward)
+    derivative = Operator(
+        f"{unit.name}_backward",
+        backward_reference,
+        fake_backward,
+        outputs=3,
+        vmap=vmap_backward,
+        sharding=functools.partial(_sharding_backward, unit),
+    )
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         second, dim, interleaved, limit, offset, row_scale, *options = unit.complete(inputs[1:])
@@ -179,8 +188,31 @@ def gated_operator(unit: Unit, reference: Callable[..., Tensor], backward_refere
         return tuple(found) if len(found) > 1 else found[0]
 
     return Operator(
-        unit.name, reference, fake, save=save, backward=backward, native=unit.native, batch=elementwise_batch
+        unit.name,
+        reference,
+        fake,
+        save=save,
+        backward=backward,
+        native=unit.native,
+        batch=elementwise_batch,
+        sharding=functools.partial(_sharding, unit),
     )
+
+
+def _sharding(unit: Unit, call: Call) -> Split:
+    """A tensor that has both parts is not split along them: a process would have gates of one and ups of another."""
+    shape = call.shapes[unit.first]
+    dims = tuple(range(len(shape)))
+    both = None if unit.second in call.shapes else call["dim"] % len(shape)
+    inputs = {name: dims[:-1] if name == "row_scale" else dims for name in call.shapes}
+    return Split(inputs, [Output(dims)], apart(d for d in dims if d != both))
+
+
+def _sharding_backward(unit: Unit, call: Call) -> Split:
+    inputs, (whole,), free, _ = _sharding(unit, call)
+    second = whole if unit.second in call.shapes else EMPTY
+    scale = Output(whole.dims[:-1], sums=whole.dims[-1:]) if call["needs_scale"] else EMPTY
+    return Split(inputs, [whole, second, scale], free)
 
 
 def _empty_gradients(first: Tensor, *given: Any) -> Three:

@@ -6,7 +6,7 @@ are 0 and all their derivatives exactly 0, whatever such a row holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .._arguments import check_numbers, type_error
 from .._operator import wide
+from ..sharding import Call, Dims, Split, apart
 
 _compiling = torch.compiler.is_dynamo_compiling
 _tracing = torch._C._get_tracing_state
@@ -24,7 +25,7 @@ _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 Triple = tuple[Tensor, Tensor, Tensor]
 
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
-NONE, MEAN = 0, 1
+NONE, MEAN, SUM = REDUCTIONS.values()
 
 
 class Rows(NamedTuple):
@@ -140,6 +141,14 @@ def reduced(
     if reduction != NONE:
         loss = loss.sum() / total if reduction == MEAN else loss.sum()
     return loss.to(dtype).contiguous(), lse.contiguous(), total
+
+
+def split_rows(call: Call, class_dim: int, of_rows: Container[str], outputs: Callable[[Dims, Dims], Any]) -> Split:
+    """Rows may be split. ``outputs`` of the names of the target's dimensions and of the logits'."""
+    rows = tuple(range(len(call.shapes["target"])))
+    logits = (*rows[:class_dim], None, *rows[class_dim:])
+    inputs: dict[str, Dims] = {name: rows for name in call.shapes if name in of_rows}
+    return Split(inputs | {"input": logits}, outputs(rows, logits), apart(rows))
 
 
 def statistics_dtype(input: Tensor) -> torch.dtype:

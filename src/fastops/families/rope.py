@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._arguments import check_tensors, type_error
 from .._operator import wide
+from ..sharding import EMPTY, Call, Dims, Output, Split
 from .layout import laid_out_like
 
 
@@ -19,10 +20,11 @@ class Where(NamedTuple):
     heads: int | None
 
 
-def where(op: str, q: Tensor, seq_dim: int) -> Where:
-    dims = q.dim()
+def where(op: str, shape: torch.Size, seq_dim: int) -> Where:
+    """Of q, which has this shape."""
+    dims = len(shape)
     if dims < 2:
-        raise RuntimeError(f"[{op}] q must have a sequence and a head dimension, got shape {list(q.shape)}")
+        raise RuntimeError(f"[{op}] q must have a sequence and a head dimension, got shape {list(shape)}")
     if not -dims <= seq_dim < dims - 1 or seq_dim == -1:
         raise RuntimeError(f"[{op}] seq_dim must be {-dims} to -2 for q's {dims} dimensions, got {seq_dim}")
     seq = seq_dim if seq_dim < 0 else seq_dim - dims
@@ -66,7 +68,7 @@ class Rotation:
         interleaved: bool,
         seq_dim: int,
     ) -> None:
-        self.seq, self.heads = where(op, q, seq_dim)
+        self.seq, self.heads = where(op, q.shape, seq_dim)
         self.interleaved = interleaved
         shape = list(q.shape)
         self.batch = [n for d, n in enumerate(shape[:-1], -len(shape)) if d not in (self.seq, self.heads)]
@@ -145,6 +147,51 @@ class Rotation:
         turned = -self._turned(head * self.sin) if adjoint else self._turned(head) * self.sin
         y = head * self.cos + turned
         return torch.cat((y, x[..., self.rotary :]), -1) if partial else y
+
+
+_TABLES = ("cos", "sin")
+_HEADS = {"q": "heads", "grad_q": "heads", "k": "heads of k", "grad_k": "heads of k"}
+
+
+def sharding(call: Call) -> Split:
+    """Batch, tokens and heads do not meet. q may have its heads split where k, which has fewer, is whole."""
+    shape = call.shapes["q"]
+    place = where("rope", shape, call["seq_dim"])
+    named: dict[int, str] = (
+        {place.seq: "tokens"} if place.heads is None else {place.seq: "tokens", place.heads: "heads"}
+    )
+    others = [d for d in range(-len(shape), -1) if d not in named]
+    named |= {d: f"batch {k}" for k, d in enumerate(others)}
+    batch = {named[d]: shape[d] for d in others}
+
+    def of_table(dims: tuple[int, ...]) -> Dims:
+        """[*batch, tokens], whose batch sizes may be 1."""
+        last = list(batch)[len(batch) - len(dims) + 1 :]
+        return *(name if size == batch[name] else None for name, size in zip(last, dims[:-1], strict=True)), "tokens"
+
+    inputs: dict[str, Dims] = {}
+    for name, size in call.shapes.items():
+        if name in _HEADS:
+            names = (named[d] for d in range(-len(shape), -1))
+            inputs[name] = tuple(_HEADS[name] if x == "heads" else x for x in names)
+        elif name == "positions":
+            inputs[name] = of_table(size)
+        elif name in _TABLES and "positions" not in call.shapes:
+            inputs[name] = of_table(size[:-1])
+    free: list[Dims] = [(name,) for name in (*batch, "tokens")]
+    if place.heads is not None:
+        free += [("heads", "heads of k"), ("heads",)] if "k" in call.shapes else [("heads",)]
+    return Split(inputs, [Output(inputs["q"]), Output(inputs["k"]) if "k" in call.shapes else EMPTY], free)
+
+
+def sharding_of_weights(call: Call) -> Split:
+    """Of the gradients of q, k and their weights."""
+    split = sharding(call)
+    weights = (
+        Output(sums=split.inputs[of]) if call["need_weights"] and f"{of}_weight" in call.shapes else EMPTY
+        for of in ("q", "k")
+    )
+    return split._replace(outputs=[*split.outputs, *weights])
 
 
 def like(result: Tensor, tensor: Tensor) -> Tensor:

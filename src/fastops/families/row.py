@@ -19,6 +19,7 @@ from torch import Tensor
 from .._arguments import check_numbers, type_error
 from .._autocast import computes_wide
 from .._operator import Operator, elementwise_batch
+from ..sharding import all_but
 
 HALVES = (torch.float16, torch.bfloat16)
 _DIM, _SCALE = -1, 1.0  # the schema's defaults
@@ -109,7 +110,7 @@ def row_operator(
     ) -> Tensor:
         return output.new_empty(output.shape, dtype=dtype)
 
-    derivative = Operator(f"{name}_backward", backward_reference, fake_backward, batch=_batch)
+    derivative = Operator(f"{name}_backward", backward_reference, fake_backward, batch=_batch, sharding=all_but("dim"))
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(output)
@@ -120,7 +121,16 @@ def row_operator(
         gradient = derivative.call(grad, *ctx.saved_tensors, *options)
         return (gradient, *(None,) * len(options)) if options else gradient
 
-    return Operator(name, reference, fake, save=save, backward=backward, native=native, batch=_batch)
+    return Operator(
+        name,
+        reference,
+        fake,
+        save=save,
+        backward=backward,
+        native=native,
+        batch=_batch,
+        sharding=all_but("dim"),
+    )
 
 
 def _batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, ...] | None:

@@ -15,6 +15,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._derivative import Reach, backward_of, reach_of, save_inputs
 from .._operator import Differentiable
+from ..sharding import pointwise as pointwise_sharding
 from . import expression
 from .errors import ExpressionError
 from .expression import Node
@@ -148,6 +149,7 @@ def differentiable(program: Pointwise, gradients: Gradients) -> Differentiable:
         batch=functools.partial(aligned, count),
         inline=True,
         overrides=gradients.given is not None,
+        sharding=pointwise_sharding(),
     )
     if program.outputs > 1 and gradients.given is None and gradients.ahead:
         op.call = _apart_if_compiled(program, op.call)

@@ -17,6 +17,7 @@ from .. import _autocast
 from .._autocast import lower_precision, single_precision
 from .._derivative import Reach, backward_of
 from .._operator import EVERY_DTYPE, Differentiable, elementwise_batch
+from ..sharding import Rule, pointwise
 from .content import content_hash, content_of
 from .errors import KitError
 from .reach import by_backward, by_reference
@@ -45,6 +46,7 @@ class _Parts(NamedTuple):
     outputs: int | None
     vmap: Function | str | None
     autocast: str | None
+    sharding: Rule | None
 
 
 def op(
@@ -58,6 +60,7 @@ def op(
     outputs: int | None = None,
     vmap: Function | str | None = None,
     autocast: str | None = None,
+    sharding: Rule | None = None,
 ) -> Op:
     """Makes an op that autograd, ``torch.func``, ``torch.compile`` and autocast understand.
 
@@ -83,6 +86,8 @@ def op(
             :func:`torch.library.register_vmap` takes it. Default: ``torch.vmap`` of the reference; without one, a loop.
         autocast: ``"lower"``: under autocast floating-point tensors come in autocast's dtype; ``"float32"``: in
             float32. Default: as they are.
+        sharding: a rule of :mod:`fastops.sharding`, such as ``rows(lambda call: 1, whole=("weight",))``: along which
+            dimensions DTensors may be split. Default: with ``vmap="elementwise"`` all; else torch refuses DTensors.
 
     Returns:
         The op, a function of the schema's arguments, by position or name.
@@ -90,7 +95,7 @@ def op(
     Raises:
         KitError: a schema or an option that cannot be served; later, a derivative of an op that has none.
     """
-    parts = _Parts(cpu, cuda, reference, backward, fake, outputs, vmap, autocast)
+    parts = _Parts(cpu, cuda, reference, backward, fake, outputs, vmap, autocast, sharding)
     parsed = Schema(schema)
     _check(parsed, parts)
     content, mutable = content_of(schema, *parts)
@@ -134,6 +139,7 @@ class Op:
             vmap=self._one_by_one if not (parts.vmap or given) else parts.vmap if callable(parts.vmap) else None,
             dtypes=EVERY_DTYPE,
             overrides=parts.backward is not None,
+            sharding=parts.sharding or (pointwise() if parts.vmap == "elementwise" else None),
         ).call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -228,7 +234,7 @@ def _check(schema: Schema, parts: _Parts) -> None:
     name, count = schema.name, len(schema.outputs)
     if parts.cpu is None and parts.cuda is None and parts.reference is None:
         raise KitError(f"[{name}] expected cpu=, cuda= or reference=, got none of them")
-    for what in ("cpu", "cuda", "reference", "backward", "fake"):
+    for what in ("cpu", "cuda", "reference", "backward", "fake", "sharding"):
         function = getattr(parts, what)
         if function is not None and not callable(function):
             raise KitError(f"[{name}] {what} must be a function, got {type(function).__name__}")
@@ -370,7 +376,9 @@ def _gradient(schema: Schema, public: int, function: Function, reference: Functi
         through_hidden = False
         if several and not torch.compiler.is_dynamo_compiling():
             through_hidden = any(g is not None for g in incoming[public:])
-            incoming = tuple(_zeros(*like) if g is None else g for g, like in zip(incoming, ctx.like, strict=True))
+            given = next((g for g in incoming if g is not None), None)
+            pairs = zip(incoming, ctx.like, strict=True)
+            incoming = tuple(_zeros(given, *like) if g is None else g for g, like in pairs)
         named |= zip(grads, incoming, strict=False)
         found = function(*[named[name] for name in reads])
         found = found if isinstance(found, (tuple, list)) else (found,)
@@ -401,8 +409,10 @@ def _gradient(schema: Schema, public: int, function: Function, reference: Functi
     return save, backward
 
 
-def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros(shape, dtype=dtype, device=device)
+def _zeros(given: Tensor | None, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Of the kind that another gradient is, such as DTensors."""
+    new = torch.zeros if given is None else given.new_zeros
+    return new(shape, dtype=dtype, device=device)
 
 
 def _parameters(function: Function) -> tuple[str, ...]:

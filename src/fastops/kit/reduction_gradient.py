@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._operator import Differentiable
 from .._promotion import promoted
+from ..sharding import Call, Output, Split, apart, broadcast
 from . import expression, source
 from .elementwise import Gradients, aligned, differentiable, of_one_dtype
 from .expression import Node
@@ -64,6 +65,16 @@ def differentiable_reduction(
         *rest, dim, keepdim, wide = aligned(count, size, in_dims, *inputs)
         return *rest, [d + 1 for d in normalised(program.name, dim, rank)], keepdim, wide
 
+    def sharding(call: Call) -> Split:
+        """The dimensions that are kept; of a sum also the others, each process then has a summand."""
+        inputs, rank = broadcast(call)
+        dims = normalised(program.name, call["dim"], rank)
+        kept = [d for d in range(rank) if d not in dims]
+        result = tuple(None if d in dims else d for d in range(rank)) if call["keepdim"] else tuple(kept)
+        if not program.is_sum:
+            return Split(inputs, [Output(result)], apart(kept))
+        return Split(inputs, [Output(result, sums=dims)], apart(range(rank)))
+
     return Differentiable(
         program.name,
         program.raw,
@@ -73,6 +84,7 @@ def differentiable_reduction(
         batch=batch,
         inline=True,
         overrides=overrides,
+        sharding=sharding,
     )
 
 

@@ -36,6 +36,7 @@ class Reduction(Program):
         self._reduce = expression.torch_function(reduced.nodes, ("a", "b"))
         self._post = expression.torch_function(post.nodes, (*post.tensors, *post.scalars))
         self.kind = known(reduced.nodes[0])[0]
+        self.is_sum = self.kind == "a + b" and identity == 0 and post.nodes == expression.parse("a", ("a",))
         more = "int[] dim, bool keepdim, bool wide"
         super().__init__(name, mapped.tensors, mapped.scalars, 1, content, more)
 

@@ -11,6 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from .._arguments import check_numbers, check_tensors
 from .._operator import Operator, elementwise_batch, wide
 from .._promotion import promoted
+from ..sharding import pointwise
 
 
 def axpby_reference(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
@@ -47,6 +48,7 @@ _backward_op = Operator(
     lambda grad, alpha, beta: (torch.empty_like(grad), torch.empty_like(grad)),
     outputs=2,
     batch=elementwise_batch,
+    sharding=pointwise(linear=True),
 )
 
 
@@ -65,7 +67,15 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
     return grad_x, grad_y, None, None
 
 
-_op = Operator("axpby", axpby_reference, _fake, save=_save, backward=_backward, batch=_batch)
+_op = Operator(
+    "axpby",
+    axpby_reference,
+    _fake,
+    save=_save,
+    backward=_backward,
+    batch=_batch,
+    sharding=pointwise(linear=True),
+)
 
 
 def axpby(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:

@@ -16,6 +16,7 @@ from ..families.likelihood import (
     MEAN,
     NONE,
     REDUCTIONS,
+    SUM,
     Triple,
     capped,
     check,
@@ -27,12 +28,14 @@ from ..families.likelihood import (
     losses_of,
     one_hot,
     rows_of,
+    split_rows,
     statistics_dtype,
     weights_of,
     without_defaults,
 )
 from ..families.row import HALVES
 from ..families.shard import check_group, check_no_transform, shard_of
+from ..sharding import EMPTY, Call, Output, Split
 from .vocabulary_parallel import CrossEntropyOfShard
 
 _DEFAULTS = (None, MEAN, -100, 0.0, 1.0, None, 0.0, None)  # the schema's, from weight on
@@ -239,7 +242,31 @@ def _vmap_backward(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
     return out, of_input
 
 
-_derivative = Operator("cross_entropy_backward", cross_entropy_backward_reference, _fake_backward, vmap=_vmap_backward)
+def _sharding(call: Call) -> Split:
+    """A mean is of all rows, and not split."""
+    loss = {NONE: lambda rows: Output(rows), SUM: lambda rows: Output(sums=rows)}.get(call["reduction"])
+    split = split_rows(
+        call, _class_dim(call), ("target",), lambda rows, _: [loss(rows) if loss else EMPTY, Output(rows), EMPTY]
+    )
+    return split if loss else split._replace(free=[])
+
+
+def _sharding_backward(call: Call) -> Split:
+    of_rows = ("grad_lse", "target", "lse", *(("grad",) if call["reduction"] == NONE else ()))
+    return split_rows(call, _class_dim(call), of_rows, lambda _, logits: [Output(logits)])
+
+
+def _class_dim(call: Call) -> int:
+    return 1 if len(call.shapes["input"]) > 1 else 0
+
+
+_derivative = Operator(
+    "cross_entropy_backward",
+    cross_entropy_backward_reference,
+    _fake_backward,
+    vmap=_vmap_backward,
+    sharding=_sharding_backward,
+)
 
 
 # The gradient of logits that some classes have, where it is told to be: that may be where the logits are.
@@ -267,6 +294,7 @@ _op: Operator = Operator(
     backward=_backward,
     native=_native,
     vmap=lambda *batch: _vmap(_op, *batch),
+    sharding=_sharding,
 )
 # Of the same raw op two outputs are differentiable here.
 _with_lse: Differentiable = Differentiable(

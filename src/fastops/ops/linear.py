@@ -15,6 +15,7 @@ from .. import _C
 from .._autocast import lower_precision
 from .._operator import Operator, check_parameter, sum_of_rows, wide
 from .._product import check_operands, check_types, product
+from ..sharding import EMPTY, Call, Output, Split, added_up, apart, broadcast, pointwise
 
 # tanh's form of gelu is u·sigmoid(2z), z = sqrt(2 / pi)·(u + 0.044715·u³), and 2z = u·(_FIRST + _THIRD·u²). From _MOST
 # on sigmoid(2z) is 0 or 1 in every dtype; beyond, the powers of u would overflow and make the derivative NaN.
@@ -147,7 +148,20 @@ def _batch(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
     return input.movedim(in_dims[0], 0), *others
 
 
-_backward_op = Operator("linear_epilogue_backward", linear_epilogue_backward_reference, _fake_backward, outputs=2)
+def _sharding_backward(call: Call) -> Split:
+    inputs, rank = broadcast(call)
+    *rows, features = range(rank)
+    of_bias = Output((features,), sums=tuple(rows)) if call["need_bias"] else EMPTY
+    return Split(inputs, [Output((*rows, features)), of_bias], apart(range(rank)))
+
+
+_backward_op = Operator(
+    "linear_epilogue_backward",
+    linear_epilogue_backward_reference,
+    _fake_backward,
+    outputs=2,
+    sharding=_sharding_backward,
+)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -173,6 +187,7 @@ _epilogue = Operator(
     backward=_backward,
     native=_native,
     batch=_batch,
+    sharding=pointwise(),
 )
 
 
@@ -249,6 +264,6 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation
         check_operands(input, weight, bias, failed=True)
     if _product_adds(input, weight, bias):
         # The product leaves the bias gradient to our pass, which makes it on its way.
-        added = product(input, weight, bias.detach())  # type: ignore[union-attr]
+        added = added_up(product(input, weight, bias.detach()))  # type: ignore[union-attr]
         return _epilogue.call(added, bias, activation or "none", True)
-    return _epilogue.call(product(input, weight), bias, activation or "none", False)
+    return _epilogue.call(added_up(product(input, weight)), bias, activation or "none", False)

@@ -12,7 +12,9 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from .. import _C
 from .._arguments import check_tensors
 from .._autocast import lower_precision
+from .._derivative import unused_as_none
 from .._operator import Operator, sum_of_rows, wide
+from ..sharding import rows
 
 Pair = tuple[Tensor, Tensor]
 Triple = tuple[Tensor, Tensor, Tensor]
@@ -61,20 +63,44 @@ def _fake_backward(
     return gates.new_empty(gates.shape), grad_bias, gates.new_empty(old_cell.shape)
 
 
-_backward_op = Operator("lltm_cell_backward", lltm_cell_backward_reference, _fake_backward, outputs=3)
+_backward_op = Operator(
+    "lltm_cell_backward",
+    lltm_cell_backward_reference,
+    _fake_backward,
+    outputs=3,
+    sharding=rows(lambda call: 1, whole=("bias",), sums=(1,)),
+)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
+    unused_as_none(ctx)
     ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx: Any, grad_h: Tensor, grad_cell: Tensor) -> Any:
+def _both(grad_h: Tensor | None, grad_cell: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    if grad_h is None:
+        return None if grad_cell is None else (torch.zeros_like(grad_cell), grad_cell)
+    return grad_h, torch.zeros_like(grad_h) if grad_cell is None else grad_cell
+
+
+def _backward(ctx: Any, *given: Tensor | None) -> Any:
+    grads = _both(*given)
+    if grads is None:
+        return None, None, None
     need_bias = ctx.needs_input_grad[1]
-    grad_gates, grad_bias, grad_old_cell = _backward_op.call(grad_h, grad_cell, *ctx.saved_tensors, need_bias)
+    grad_gates, grad_bias, grad_old_cell = _backward_op.call(*grads, *ctx.saved_tensors, need_bias)
     return grad_gates, grad_bias if need_bias else None, grad_old_cell
 
 
-_cell = Operator("lltm_cell", lltm_cell_reference, _fake, save=_save, backward=_backward, outputs=2)
+_cell = Operator(
+    "lltm_cell",
+    lltm_cell_reference,
+    _fake,
+    save=_save,
+    backward=_backward,
+    outputs=2,
+    sharding=rows(lambda call: 1, whole=("bias",)),
+)
 
 
 def lltm_few_reference(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> Triple:
@@ -117,18 +143,34 @@ def _fake_few_backward(grad_h: Tensor, grad_cell: Tensor, gates: Tensor, *inputs
     return tuple(x.new_empty(x.shape) for x in inputs)
 
 
-_few_backward_op = Operator("lltm_few_backward", lltm_few_backward_reference, _fake_few_backward, outputs=5)
+_few_backward_op = Operator(
+    "lltm_few_backward",
+    lltm_few_backward_reference,
+    _fake_few_backward,
+    outputs=5,
+    sharding=rows(lambda call: 1, whole=("weights", "bias"), sums=(1, 2)),
+)
 
 
 def _save_few(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
+    unused_as_none(ctx)
     ctx.save_for_backward(outputs[2], *inputs)
 
 
-def _backward_few(ctx: Any, grad_h: Tensor, grad_cell: Tensor) -> Any:
-    return _few_backward_op.call(grad_h, grad_cell, *ctx.saved_tensors)
+def _backward_few(ctx: Any, *given: Tensor | None) -> Any:
+    grads = _both(*given)
+    return (None,) * 5 if grads is None else _few_backward_op.call(*grads, *ctx.saved_tensors)
 
 
-_few = Operator("lltm_few", lltm_few_reference, _fake_few, save=_save_few, backward=_backward_few, outputs=2)
+_few = Operator(
+    "lltm_few",
+    lltm_few_reference,
+    _fake_few,
+    save=_save_few,
+    backward=_backward_few,
+    outputs=2,
+    sharding=rows(lambda call: 1, whole=("weights", "bias")),
+)
 
 
 def _takes_few(input: Tensor, weights: Tensor) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._arguments import check_tensors, type_error
+from .._derivative import unused_as_none
 from .._operator import Differentiable, Operator, elementwise_batch, writing_operator
 from ..families.likelihood import (
     at_target,
@@ -16,9 +17,11 @@ from ..families.likelihood import (
     check_options,
     one_hot,
     rows_of,
+    split_rows,
     statistics_dtype,
     without_defaults,
 )
+from ..sharding import EMPTY, Call, Output, Split
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
@@ -102,11 +105,28 @@ def _batch_backward(size: int, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[
     return tuple(moved)
 
 
+def _sharding(call: Call) -> Split:
+    return split_rows(
+        call,
+        len(call.first) - 1,
+        ("target",),
+        lambda rows, _: [Output(rows), Output(rows) if call["entropy"] else EMPTY, Output(rows)],
+    )
+
+
+def _sharding_backward(call: Call) -> Split:
+    of_rows = {"grad", "grad_entropy", "target", "lse"}
+    if len(call.shapes["entropy"]) == len(call.shapes["target"]) and "grad_entropy" in call.shapes:
+        of_rows.add("entropy")
+    return split_rows(call, len(call.shapes["target"]), of_rows, lambda _, logits: [Output(logits)])
+
+
 _derivative = Operator(
     "log_prob_backward",
     log_prob_backward_reference,
     lambda grad, grad_entropy, input, *others: input.new_empty(input.shape),
     batch=_batch_backward,
+    sharding=_sharding_backward,
 )
 
 
@@ -116,11 +136,16 @@ log_prob_backward_out = writing_operator("log_prob_backward_out", log_prob_backw
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
     _, entropy, lse = outputs
+    unused_as_none(ctx)
     ctx.count, ctx.options = len(inputs), inputs[2:5]
     ctx.save_for_backward(*inputs[:2], lse, entropy)
 
 
-def _backward(ctx: Any, grad: Tensor, grad_entropy: Tensor | None = None) -> Any:
+def _backward(ctx: Any, grad: Tensor | None, grad_entropy: Tensor | None = None) -> Any:
+    if grad is None:
+        if grad_entropy is None:
+            return (None,) * ctx.count
+        grad = torch.zeros_like(grad_entropy)
     gradient = _derivative.call(grad, grad_entropy, *ctx.saved_tensors, *ctx.options)
     return (gradient, *(None,) * (ctx.count - 1))
 
@@ -134,7 +159,7 @@ def _vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
     return (log_prob, entropy, lse), (0, 0, 0)
 
 
-_op = Operator("log_prob", log_prob_reference, _fake, save=_save, backward=_backward, vmap=_vmap)
+_op = Operator("log_prob", log_prob_reference, _fake, save=_save, backward=_backward, vmap=_vmap, sharding=_sharding)
 # Of the same raw op two outputs are differentiable here.
 _with_entropy = Differentiable(
     "log_prob", _op.raw, log_prob_reference, outputs=2, save=_save, backward=_backward, vmap=_vmap

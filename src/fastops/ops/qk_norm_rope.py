@@ -9,9 +9,19 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._arguments import check_numbers, check_tensors
+from .._derivative import filled, unused_as_none
 from .._norm import rms_eps
 from .._operator import Operator, check_parameter, wide
-from ..families.rope import Rotation, batched, batched_tables, check_arguments, like, where
+from ..families.rope import (
+    Rotation,
+    batched,
+    batched_tables,
+    check_arguments,
+    like,
+    sharding,
+    sharding_of_weights,
+    where,
+)
 
 Pair = tuple[Tensor, Tensor]
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -141,7 +151,13 @@ def _fake_backward(
     return torch.empty_like(q), q.new_empty(0) if k is None else torch.empty_like(k), *weights  # type: ignore[return-value]
 
 
-_backward_op = Operator(f"{_NAME}_backward", qk_norm_rope_backward_reference, _fake_backward, outputs=4)
+_backward_op = Operator(
+    f"{_NAME}_backward",
+    qk_norm_rope_backward_reference,
+    _fake_backward,
+    outputs=4,
+    sharding=sharding_of_weights,
+)
 
 
 def _complete(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -150,28 +166,33 @@ def _complete(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
     complete = _complete(inputs)
+    unused_as_none(ctx)
     ctx.options, ctx.given = complete[7:], len(inputs)
     ctx.save_for_backward(*complete[:7])
 
 
-def _backward(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> Any:
-    saved, needed = ctx.saved_tensors, ctx.needs_input_grad
-    q, k, q_weight, k_weight, cos, sin, positions = saved
+def _backward(ctx: Any, grad_q: Tensor | None, grad_k: Tensor | None) -> Any:
+    needed = ctx.needs_input_grad
+    q, k, q_weight, k_weight, *tables = ctx.saved_tensors
+    cos, sin, positions = tables
     found: list[Any] = [None] * ctx.given
-    if True in needed[:4]:
-        gradients = _backward_op.call(
-            grad_q, None if k is None else grad_k, *saved, *ctx.options, needed[2] or needed[3]
-        )
-        for at, gradient in enumerate(gradients):
-            if needed[at]:
-                found[at] = gradient
+    each = ((grad_q, q, q_weight), (grad_k if k is not None else None, k, k_weight))
+    moving = [at for at, (grad, *_) in enumerate(each) if grad is not None and (needed[at] or needed[at + 2])]
+    if moving:  # each by itself, one of them alone too
+        pair = [each[at] for at in moving] + [(None, None, None)]
+        operands = [x for both in zip(pair[0], pair[1], strict=True) for x in both]
+        gradients = _backward_op.call(*operands, *tables, *ctx.options, needed[2] or needed[3])
+        for place, at in enumerate(moving):
+            for of in (0, 2):  # the heads, their weight
+                if needed[at + of]:
+                    found[at + of] = gradients[place + of]
     if needed[4] or needed[5]:
 
         def of_tables(cos: Tensor, sin: Tensor) -> Pair:
             return qk_norm_rope_reference(q, k, q_weight, k_weight, cos, sin, positions, *ctx.options)
 
-        _, vjp = torch.func.vjp(of_tables, cos, sin)  # type: ignore[misc]
-        of_cos, of_sin = vjp((grad_q, grad_k))
+        outputs, vjp = torch.func.vjp(of_tables, cos, sin)  # type: ignore[misc]
+        of_cos, of_sin = vjp(filled((grad_q, grad_k), outputs))
         found[4:6] = of_cos if needed[4] else None, of_sin if needed[5] else None
     return tuple(found)
 
@@ -183,12 +204,14 @@ def _vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
     tables = batched_tables(q, in_dims[0], dims[4:7], (cos, sin, positions))
     if tables is None or one.dim() == 2 or dims[2] is not None or dims[3] is not None:  # one set of weights an element
         return torch.vmap(qk_norm_rope_reference, in_dims)(*inputs), (0, 0)
-    options[2] = where(_NAME, one, options[2]).seq  # a batch in front does not shift it
+    options[2] = where(_NAME, one.shape, options[2]).seq  # a batch in front does not shift it
     q, k = batched(info.batch_size, in_dims[:2], (q, k))
     return _op._twin(q, k, q_weight, k_weight, *tables, *options), (0, None if k is None else 0)
 
 
-_op = Operator(_NAME, qk_norm_rope_reference, _fake, save=_save, backward=_backward, outputs=2, vmap=_vmap)
+_op = Operator(
+    _NAME, qk_norm_rope_reference, _fake, save=_save, backward=_backward, outputs=2, vmap=_vmap, sharding=sharding
+)
 
 
 def qk_norm_rope(

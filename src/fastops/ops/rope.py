@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from .._derivative import filled, unused_as_none
 from .._operator import Operator, wide
-from ..families.rope import Rotation, batched, batched_tables, check_arguments, like, where
+from ..families.rope import Rotation, batched, batched_tables, check_arguments, like, sharding, where
 
 Pair = tuple[Tensor, Tensor]
 _DEFAULTS: tuple[Any, ...] = (None, None, False, -2, False)  # the schema's, from positions on
@@ -52,27 +53,31 @@ def _save(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
     positions, *options = (*given, *_DEFAULTS[len(given) :])
     ctx.options, ctx.given = tuple(options), len(inputs)
     ctx.has_k = k is not None
+    unused_as_none(ctx)
     # Of q and k the gradients need nothing; those of the tables do.
     kept = (q, k) if ctx.needs_input_grad[2] or ctx.needs_input_grad[3] else (None, None)
     ctx.save_for_backward(cos, sin, positions, *kept)
 
 
-def _backward(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> Any:
+def _backward(ctx: Any, grad_q: Tensor | None, grad_k: Tensor | None) -> Any:
     cos, sin, positions, q, k = ctx.saved_tensors
     options, adjoint = ctx.options[:-1], ctx.options[-1]
     needed = ctx.needs_input_grad
-    grads = grad_q, grad_k if ctx.has_k else None
+    grads = (grad_q, grad_k) if ctx.has_k else (grad_q,)
     found: list[Any] = [None] * ctx.given
-    if needed[0] or needed[1]:
-        of_q, of_k = _op.call(*grads, cos, sin, positions, *options, not adjoint)
-        found[:2] = of_q if needed[0] else None, of_k if needed[1] else None
+    moving = [at for at, grad in enumerate(grads) if needed[at] and grad is not None]
+    if moving:  # each is rotated by itself, one of them alone too
+        pair = [grads[at] for at in moving] + [None]
+        turned = _op.call(pair[0], pair[1], cos, sin, positions, *options, not adjoint)
+        for at, gradient in zip(moving, turned, strict=False):
+            found[at] = gradient
     if needed[2] or needed[3]:
 
         def of_tables(cos: Tensor, sin: Tensor) -> Pair:
             return rope_reference(q, k, cos, sin, positions, *ctx.options)
 
-        _, vjp = torch.func.vjp(of_tables, cos, sin)  # type: ignore[misc]
-        of_cos, of_sin = vjp((grad_q, grad_k))
+        outputs, vjp = torch.func.vjp(of_tables, cos, sin)  # type: ignore[misc]
+        of_cos, of_sin = vjp(filled((grad_q, grad_k), outputs))
         found[2:4] = of_cos if needed[2] else None, of_sin if needed[3] else None
     return tuple(found)
 
@@ -80,7 +85,7 @@ def _backward(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> Any:
 def _vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
     q, k, cos, sin, *given = inputs
     positions, *options = (*given, *_DEFAULTS[len(given) :])
-    options[2] = where("rope", _one(q, in_dims[0]), options[2]).seq  # a batch in front does not shift it
+    options[2] = where("rope", _one(q, in_dims[0]).shape, options[2]).seq  # a batch in front does not shift it
     dims = (*in_dims, *(None,) * 5)
     tables = batched_tables(q, in_dims[0], dims[2:5], (cos, sin, positions))
     if tables is None or q.dim() - (in_dims[0] is not None) == 2:
@@ -93,7 +98,7 @@ def _one(x: Tensor, dim: int | None) -> Tensor:
     return x if dim is None else x.select(dim, 0)
 
 
-_op = Operator("rope", rope_reference, _fake, save=_save, backward=_backward, outputs=2, vmap=_vmap)
+_op = Operator("rope", rope_reference, _fake, save=_save, backward=_backward, outputs=2, vmap=_vmap, sharding=sharding)
 
 
 def rope(

@@ -1,0 +1,125 @@
+"""Processes of gloo, and an operator on DTensors of theirs beside the same on one process in float64."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+Placements = Sequence[Placement]
+Function = Callable[..., Any]
+
+
+# Imported once, by the server that processes are forked from: each would take 5 s for it, and torch more at its first
+# collective.
+multiprocessing.set_forkserver_preload(["torch.distributed.tensor", "torch._dynamo", "fastops", "pytest"])
+
+
+def spawn(run: Callable[[int], None], processes: int, folder: Path) -> None:
+    """``run(rank)`` in as many processes, which are of one group."""
+    torch.multiprocessing.start_processes(
+        _process, (run, processes, str(folder / "rendezvous")), nprocs=processes, start_method="forkserver"
+    )
+
+
+def _process(rank: int, run: Callable[[int], None], processes: int, file: str) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=processes)
+    try:
+        run(rank)
+        distributed.barrier()
+    finally:
+        distributed.destroy_process_group()
+
+
+def numbers(shape: Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def placed(x: Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
+    """``x``, of which a partial sum gives each process a summand of its own."""
+    partial = [d for d, p in enumerate(placements) if p.is_partial()]
+    if not partial:
+        return distribute_tensor(x, mesh, placements)
+    others = [Replicate() if d in partial else p for d, p in enumerate(placements)]
+    local = distribute_tensor(x, mesh, others).to_local()
+    count, place = 1, 0
+    for d in partial:
+        count, place = count * mesh.size(d), place * mesh.size(d) + mesh.get_local_rank(d)
+    share = (place + 1) * 2 / (count * (count + 1))
+    return DTensor.from_local(local * share, mesh, placements, shape=x.shape, stride=x.stride())
+
+
+def whole(x: Any) -> Any:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+class Result(NamedTuple):
+    outputs: tuple[Any, ...]
+    gradients: tuple[Any, ...]
+    forward: int  # collectives
+    backward: int
+
+
+def run(function: Function, inputs: Sequence[Any], needs: Sequence[bool], mesh: DeviceMesh | None = None) -> Result:
+    """The outputs, and the gradients of what ``needs`` names for incoming gradients that are the same everywhere."""
+    given = [
+        x.detach().requires_grad_(need) if isinstance(x, Tensor) and need else x
+        for x, need in zip(inputs, needs, strict=True)
+    ]
+    with CommDebugMode() as forward:
+        found = function(*given)
+    outputs = tuple(y for y in (found if isinstance(found, tuple) else (found,)) if y is not None)
+    learning = [x for x, need in zip(given, needs, strict=True) if need]
+    grads = []
+    for k, y in enumerate(outputs):
+        grad = numbers(y.shape, 100 + k, y.dtype)
+        if mesh is not None and isinstance(y, DTensor):
+            grad = distribute_tensor(grad, mesh, [Replicate() if p.is_partial() else p for p in y.placements])
+        grads.append(grad)
+    gradients: tuple[Any, ...] = ()
+    with CommDebugMode() as backward:
+        if learning:
+            gradients = torch.autograd.grad(outputs, learning, grads)
+    counts = forward.get_total_counts(), backward.get_total_counts()
+    return Result(tuple(y.detach() for y in outputs), gradients, *counts)
+
+
+def check_close(what: str, found: Sequence[Any], expected: Sequence[Any], tolerance: float = 1e-5) -> None:
+    assert len(found) == len(expected), what
+    for k, (a, b) in enumerate(zip(found, expected, strict=True)):
+        a = whole(a)
+        assert a.shape == b.shape, f"{what}: {k} has shape {list(a.shape)}, expected {list(b.shape)}"
+        error = (a.double() - b.double()).abs().max().item() if a.numel() else 0.0
+        size = max(1.0, b.abs().max().item()) if b.numel() else 1.0
+        assert error <= tolerance * size, f"{what}: {k} is off by {error}"
+
+
+def agree(
+    what: str,
+    function: Function,
+    inputs: Sequence[Any],
+    placements: Sequence[Placements | None],
+    mesh: DeviceMesh,
+    needs: Sequence[bool],
+    *,
+    forward: int | None = None,
+    backward: int | None = None,
+) -> Result:
+    """Holds a call on DTensors to the same in float64. ``forward`` and ``backward``: collectives at most."""
+    spread = [placed(x, mesh, p) if p is not None else x for x, p in zip(inputs, placements, strict=True)]
+    found = run(function, spread, needs, mesh)
+    wide = [x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs]
+    expected = run(function, wide, needs)
+    check_close(f"{what} output", found.outputs, expected.outputs)
+    check_close(f"{what} gradient", found.gradients, expected.gradients)
+    for name, count, most in (("forward", found.forward, forward), ("backward", found.backward, backward)):
+        assert most is None or count <= most, f"{what}: {count} collectives {name}, expected {most} at most"
+    return found

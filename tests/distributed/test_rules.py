@@ -1,0 +1,96 @@
+"""Each operator on DTensors in each placement: values of one process in float64, collectives, placements."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from cases import CASES, Case, H, w, x
+from processes import agree, placed, spawn
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+
+import fastops
+
+pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="this PyTorch has no gloo")
+
+
+def check(case: Case, placements: Sequence[Placement], mesh: DeviceMesh) -> None:
+    tensors = [*case.spread, *case.whole]
+    given = [placements] * len(case.spread) + [[Replicate()] * mesh.ndim] * len(case.whole)
+    learning = len(case.spread) + case.sums
+    needs = [k < learning and t.is_floating_point() for k, t in enumerate(tensors)]
+    if "k unused" in case.name:
+        needs[1] = False
+    shards = [p for p in placements if isinstance(p, Shard)]
+    fits = not any(p.is_partial() for p in placements) and all(
+        p.dim in case.free and case.spread[-1].shape[p.dim] >= mesh.size() for p in shards
+    )
+    most = 0 if fits else mesh.ndim * len(case.spread)
+    what = f"{case.name} {placements}"
+    found = agree(what, case.function, tensors, given, mesh, needs, forward=most, backward=None if most else 0)
+    if not fits:
+        return
+    for gradient in found.gradients[len(case.spread) :]:
+        for d, placement in enumerate(placements):
+            if isinstance(placement, Shard) and gradient.dim() <= 2 and placement.dim < 2:
+                assert gradient.placements[d].is_partial(), f"{what}: a gradient is {gradient.placements}"
+
+
+def every_placement(rank: int) -> None:
+    """On a mesh of one dimension."""
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    for case in CASES:
+        for placement in (Replicate(), *map(Shard, range(case.spread[0].dim())), Partial()):
+            check(case, [placement], mesh)
+    what_is_asked(mesh)
+    no_rule_no_answer(mesh)
+
+
+def what_is_asked(mesh: DeviceMesh) -> None:
+    """Each set of gradients, behind others: an answer is kept for what was asked, and no more."""
+
+    def layer(x: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
+        return fastops.layer_norm(x, (H,), w, b)
+
+    given = [x(), w, x(2, H)]
+    ways = [needs for needs in itertools.product([False, True], repeat=3) if True in needs]
+    random.Random(0).shuffle(ways)
+    for needs in ways + ways[::-1]:
+        agree(f"layer_norm {needs}", layer, given, [[Shard(0)], [Replicate()], [Replicate()]], mesh, needs, backward=0)
+
+
+def no_rule_no_answer(mesh: DeviceMesh) -> None:
+    with pytest.raises(RuntimeError, match=r"got mixed torch\.Tensor and DTensor"):
+        fastops.rms_norm(placed(x(), mesh, [Shard(0)]), (H,), w)
+    assert fastops.capabilities().dtensor == "registered"
+
+
+def two_dimensions(rank: int) -> None:
+    """On a mesh of two; and fewer rows than processes."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    for k, case in enumerate(CASES[::2]):
+        sharded = [Shard(d) for d in case.free]
+        pairs = [*itertools.product(sharded, repeat=2), (Replicate(), sharded[0]), (Partial(), sharded[-1])]
+        if case.name.startswith("linear") and (Shard(1), Shard(1)) in pairs:
+            pairs.remove((Shard(1), Shard(1)))  # which torch's product does not take
+        check(case, pairs[k % len(pairs)], mesh)
+    row = init_device_mesh("cpu", (4,))
+    few = x(0, 3, 2, H)
+    agree(
+        "fewer rows",
+        lambda x, w: fastops.rms_norm(x, (H,), w),
+        [few, w],
+        [[Shard(1)], [Replicate()]],
+        row,
+        (True, True),
+    )
+
+
+@pytest.mark.parametrize(("processes", "what"), [(2, every_placement), (4, two_dimensions)])
+def test_processes(processes: int, what: object, tmp_path: Path) -> None:
+    spawn(what, processes, tmp_path)  # type: ignore[arg-type]
