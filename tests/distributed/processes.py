@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -68,13 +69,28 @@ class Result(NamedTuple):
     backward: int
 
 
-def run(function: Function, inputs: Sequence[Any], needs: Sequence[bool], mesh: DeviceMesh | None = None) -> Result:
+class _Uncounted(contextlib.AbstractContextManager[Any]):
+    def __exit__(self, *raised: object) -> None: ...
+
+    def get_total_counts(self) -> int:
+        return -1
+
+
+def run(
+    function: Function,
+    inputs: Sequence[Any],
+    needs: Sequence[bool],
+    mesh: DeviceMesh | None = None,
+    *,
+    counted: bool = True,
+) -> Result:
     """The outputs, and the gradients of what ``needs`` names for incoming gradients that are the same everywhere."""
+    counter: Callable[[], Any] = CommDebugMode if counted else _Uncounted
     given = [
         x.detach().requires_grad_(need) if isinstance(x, Tensor) and need else x
         for x, need in zip(inputs, needs, strict=True)
     ]
-    with CommDebugMode() as forward:
+    with counter() as forward:
         found = function(*given)
     outputs = tuple(y for y in (found if isinstance(found, tuple) else (found,)) if y is not None)
     learning = [x for x, need in zip(given, needs, strict=True) if need]
@@ -85,7 +101,7 @@ def run(function: Function, inputs: Sequence[Any], needs: Sequence[bool], mesh: 
             grad = distribute_tensor(grad, mesh, [Replicate() if p.is_partial() else p for p in y.placements])
         grads.append(grad)
     gradients: tuple[Any, ...] = ()
-    with CommDebugMode() as backward:
+    with counter() as backward:
         if learning:
             gradients = torch.autograd.grad(outputs, learning, grads)
     counts = forward.get_total_counts(), backward.get_total_counts()
