@@ -14,6 +14,7 @@ class Shard(NamedTuple):
     group: Any  # torch.distributed.ProcessGroup
     first_class: int
     classes: int  # of all shards
+    adds_up: bool = True  # the gradient of what all processes have; else each is left with a summand
 
     def has_room(self, count: int) -> bool:
         """Whether so many classes are not too many; if they are, all processes are to hear of it."""

@@ -35,7 +35,7 @@ from ..families.likelihood import (
 )
 from ..families.row import HALVES
 from ..families.shard import check_group, check_no_transform, shard_of
-from ..sharding import EMPTY, Call, Output, Split
+from ..sharding import EMPTY, Call, Output, Split, is_sharded
 from .vocabulary_parallel import CrossEntropyOfShard
 
 _DEFAULTS = (None, MEAN, -100, 0.0, 1.0, None, 0.0, None)  # the schema's, from weight on
@@ -511,6 +511,24 @@ def cross_entropy(
         return handle_torch_function(
             cross_entropy,
             (input, target, weight),
+            input,
+            target,
+            weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            scale=scale,
+            softcap=softcap,
+            z_loss=z_loss,
+            dtype=dtype,
+            return_lse=return_lse,
+            group=group,
+            classes=classes,
+        )
+    if is_sharded(input) and not (isinstance(target, Tensor) and target.is_floating_point()):
+        from .sharded_losses import cross_entropy_of_dtensors
+
+        return cross_entropy_of_dtensors(  # type: ignore[no-any-return]
             input,
             target,
             weight,

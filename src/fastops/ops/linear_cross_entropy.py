@@ -40,6 +40,7 @@ from ..families.linear_walk import Linear, composed, gradients, room_for
 from ..families.row import HALVES
 from ..families.shard import check_group, check_no_transform, shard_of
 from ..families.slices import check_save
+from ..sharding import is_sharded
 from .cross_entropy import (
     check_dtype,
     check_loss,
@@ -375,6 +376,26 @@ def linear_cross_entropy(
             weight=weight,
             reduction=reduction,
             ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            scale=scale,
+            softcap=softcap,
+            z_loss=z_loss,
+            dtype=dtype,
+            save=save,
+            group=group,
+            classes=classes,
+        )
+    if is_sharded(input) or is_sharded(linear_weight):
+        from .sharded_losses import linear_cross_entropy_of_dtensors
+
+        return linear_cross_entropy_of_dtensors(
+            input,
+            linear_weight,
+            target,
+            linear_bias,
+            weight,
+            reduction=reduction,
+            ignore_index=-100 if ignore_index is None else ignore_index,
             label_smoothing=label_smoothing,
             scale=scale,
             softcap=softcap,

@@ -29,6 +29,7 @@ from ..families.linear_operands import (
 from ..families.linear_sums import Scale
 from ..families.linear_walk import Linear, composed, gradients, room_for
 from ..families.slices import check_save
+from ..sharding import is_sharded
 from .likelihood_partial import linear_parts, log_prob_merge
 from .log_prob import log_prob_backward_out, log_prob_backward_reference, log_prob_reference
 
@@ -302,6 +303,20 @@ def linear_log_prob(
             linear_weight,
             target,
             linear_bias=linear_bias,
+            scale=scale,
+            softcap=softcap,
+            ignore_index=ignore_index,
+            entropy=entropy,
+            save=save,
+        )
+    if is_sharded(input) or is_sharded(linear_weight):
+        from .sharded_losses import linear_log_prob_of_dtensors
+
+        return linear_log_prob_of_dtensors(  # type: ignore[no-any-return]
+            input,
+            linear_weight,
+            target,
+            linear_bias,
             scale=scale,
             softcap=softcap,
             ignore_index=ignore_index,

@@ -41,7 +41,7 @@ class CrossEntropyOfShard(Function):
         shard: Shard,
     ) -> Triple:
         _, ignore_index, label_smoothing, scale, softcap, _ = options
-        _, first_class, classes = shard
+        first_class, classes = shard.first_class, shard.classes
         check_classes("cross_entropy", target, ignore_index, classes)
         dim = 1 if input.dim() > 1 else 0
         of_part = (weight, ignore_index, label_smoothing, scale, softcap)
@@ -59,7 +59,7 @@ class CrossEntropyOfShard(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_lse: Tensor, _: Tensor) -> Any:
         check_first_derivative("cross_entropy")
-        _, first_class, classes = ctx.shard
+        first_class, classes = ctx.shard.first_class, ctx.shard.classes
         gradient = torch.ops.fastops.cross_entropy_backward(
             grad, grad_lse, *ctx.saved_tensors, *ctx.options, first_class, classes
         )
@@ -87,7 +87,7 @@ class LinearCrossEntropyOfShard(Function):
         kernel: Callable[..., Any],
     ) -> Tensor:
         reduction, ignore_index, label_smoothing, scale, softcap, _ = options
-        _, first_class, classes = shard
+        first_class, classes = shard.first_class, shard.classes
         check_classes("linear_cross_entropy", target, ignore_index, classes)
         of_part = (ignore_index, label_smoothing, scale, softcap, False, product, width, kept)
         part = input.new_zeros((target.numel(), NUMBERS), dtype=statistics_of(input, product))
@@ -107,8 +107,9 @@ class LinearCrossEntropyOfShard(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         check_first_derivative("linear_cross_entropy")
-        _, first_class, classes = ctx.shard
+        first_class, classes = ctx.shard.first_class, ctx.shard.classes
         sums = torch.promote_types(ctx.input_dtype, torch.float32)
         of_input, of_weight, of_bias = run_backward(ctx, *ctx.derivative, grad, others=(first_class, classes, sums))
-        of_input = None if of_input is None else added(of_input, ctx.shard).to(ctx.input_dtype)
+        if of_input is not None:
+            of_input = (added(of_input, ctx.shard) if ctx.shard.adds_up else of_input).to(ctx.input_dtype)
         return of_input, of_weight, None, of_bias, *(None,) * 9
