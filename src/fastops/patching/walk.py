@@ -48,7 +48,7 @@ def patch(
             ``"loss"``, or the name of a module, with ``*`` and ``?`` as in file names, which stands for all that is in
             it too.
         skip: likewise, swap none of these.
-        loss: also the head of a causal language model. While gradients are enabled it returns deferred logits: a tensor
+        loss: also the head of a language model. While gradients are enabled it returns deferred logits: a tensor
             to whoever looks, multiplied when something reads its numbers. ``F.cross_entropy`` of them, also behind a
             scale, a softcap, a cast, a view or a slice of the rows, reads none: it is
             :func:`fastops.linear_cross_entropy`. Proved by loss and gradients of a batch of 2 by 8 tokens, run through
