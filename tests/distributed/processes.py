@@ -95,7 +95,8 @@ def run(
     outputs = tuple(y for y in (found if isinstance(found, tuple) else (found,)) if y is not None)
     learning = [x for x, need in zip(given, needs, strict=True) if need]
     grads = []
-    for k, y in enumerate(outputs):
+    reached = [y for y in outputs if y.requires_grad]  # a sum is no function of the weight
+    for k, y in enumerate(reached):
         grad = numbers(y.shape, 100 + k, y.dtype)
         if mesh is not None and isinstance(y, DTensor):
             grad = distribute_tensor(grad, mesh, [Replicate() if p.is_partial() else p for p in y.placements])
@@ -103,7 +104,7 @@ def run(
     gradients: tuple[Any, ...] = ()
     with counter() as backward:
         if learning:
-            gradients = torch.autograd.grad(outputs, learning, grads)
+            gradients = torch.autograd.grad(reached, learning, grads)
     counts = forward.get_total_counts(), backward.get_total_counts()
     return Result(tuple(y.detach() for y in outputs), gradients, *counts)
 
