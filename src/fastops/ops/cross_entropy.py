@@ -504,8 +504,12 @@ def cross_entropy(
     Gradients have ``input``'s dtype. What is kept for them beside ``input`` and ``target`` is lse, rounded to float32:
     float32 gradients of logits far from 0 have errors of :math:`|\mathrm{lse}| \cdot 2^{-24} p`. Without ``scale``,
     ``softcap``, ``z_loss``, ``dtype`` and ``return_lse`` the same as :func:`torch.nn.functional.cross_entropy`; under
-    autocast it likewise computes in and returns float32, unless ``dtype`` says otherwise. The z-loss is that of
-    Chowdhery et al. 2022, arXiv:2204.02311, label smoothing that of Szegedy et al. 2016, arXiv:1512.00567.
+    autocast it likewise computes in and returns float32, unless ``dtype`` says otherwise. Of DTensors, classes that are
+    split along one mesh dimension are its group's, and rows may be split along the others: losses of rows are placed as
+    the rows, a sum or mean of split rows is a partial sum, of all rows; a plain ``target`` is that of all rows.
+
+    The z-loss is that of Chowdhery et al. 2022, arXiv:2204.02311, label smoothing that of Szegedy et al. 2016,
+    arXiv:1512.00567.
     """
     if has_torch_function_variadic(input, target, weight):
         return handle_torch_function(

@@ -363,7 +363,8 @@ def linear_cross_entropy(
     that are asked for are computed: a frozen weight costs no product and no memory. The same as
     ``torch.nn.functional.linear_cross_entropy`` of torch 2.13, but for its ``options``, in whose place ``save`` is. A
     row's logits, by torch's product, may depend in their last bit on how many rows there are. Second derivatives and
-    forward mode are the plain composition's, of the whole logits.
+    forward mode are the plain composition's, of the whole logits. DTensors are as in :func:`fastops.cross_entropy`;
+    the gradients of hidden states by classes that are split, and of the weight by rows that are, are partial sums.
     """
     if has_torch_function_variadic(input, linear_weight, target, linear_bias, weight):
         return handle_torch_function(
