@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..families.gated import by_torch
 from ..ops.geglu import geglu
 from ..ops.glu import glu
 from ..ops.reglu import reglu
@@ -43,7 +42,7 @@ from .proof import (
     unlike_its_class,
 )
 from .recomputed import recomputed
-from .swap import Module, Site, Swap, is_sharded, with_parameter_named
+from .swap import Module, Site, Swap, with_parameter_named
 
 Function = Callable[[Tensor, Tensor], Tensor]
 Roles = tuple[str, "str | None", str]
@@ -53,28 +52,14 @@ def _glu(gate: Tensor, up: Tensor) -> Tensor:
     return glu(up, gate=gate)
 
 
-@dataclass(frozen=True)
-class Unit:
-    """A function of gate and up, its name in torch's own ops, for shards, and its alpha."""
-
-    function: Function
-    name: str
-    alpha: float = 1.0
-
-    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
-        if is_sharded(gate):
-            return by_torch(self.name, gate, up, -1, False, None, self.alpha, 0.0)
-        return self.function(gate, up)
-
-
 # By what the report calls them.
-UNITS: dict[str, Unit] = {
-    "swiglu": Unit(swiglu, "swiglu"),
-    "geglu": Unit(geglu, "geglu"),
-    "geglu(approximate=tanh)": Unit(partial(geglu, approximate="tanh"), "geglu_tanh"),
-    "swiglu(alpha=1.702)": Unit(partial(swiglu, alpha=1.702), "swiglu", 1.702),
-    "reglu": Unit(reglu, "reglu"),
-    "glu": Unit(_glu, "glu"),
+UNITS: dict[str, Function] = {
+    "swiglu": swiglu,
+    "geglu": geglu,
+    "geglu(approximate=tanh)": partial(geglu, approximate="tanh"),
+    "swiglu(alpha=1.702)": partial(swiglu, alpha=1.702),
+    "reglu": reglu,
+    "glu": _glu,
 }
 
 _HIDDEN, _BETWEEN, _ROWS = 6, 8, 5
@@ -169,7 +154,7 @@ def forward_of(form: Form) -> FunctionType:
     return with_parameter_named(of_one if up is None else of_two, form.argument)  # type: ignore[arg-type]
 
 
-def _into(down: Callable[[Tensor], Tensor], unit: Unit, gate: Tensor, up: Tensor) -> Tensor:
+def _into(down: Callable[[Tensor], Tensor], unit: Function, gate: Tensor, up: Tensor) -> Tensor:
     y = unit(gate, up)
     with recomputed(y, unit, gate, up):
         return down(y)
