@@ -53,7 +53,14 @@ struct Backward {
       block.grad[r] = static_cast<const T*>(a.grad) + (row + r) * a.grad_stride;
       block.grad_sum[r] = a.grad_sum ? static_cast<const T*>(a.grad_sum) + (row + r) * a.grad_sum_stride : nullptr;
       block.grad_input[r] = a.grad_input ? static_cast<T*>(a.grad_input) + (row + r) * a.n : nullptr;
-      const NormStatistics& from = a.statistics;
+    }
+    read_statistics(block, row);
+  }
+
+  // Compiled once: where begin() goes, a loop with a question in it would be there several times over.
+  __attribute__((noinline)) void read_statistics(Block& block, int64_t row) const {
+    const NormStatistics& from = a.statistics;
+    for (int64_t r = 0; r < block.rows; ++r) {
       const int64_t at = (row + r) * from.step;
       if constexpr (Layer) {
         block.mean[r] = static_cast<const A*>(from.mean)[at];
