@@ -14,7 +14,7 @@ from swapped import run
 from torch import Tensor
 
 import fastops
-from fastops.patching import recomputed
+from fastops.patching import gated, recomputed
 
 WIDTH = 96  # of no other tensor
 
@@ -30,55 +30,59 @@ class MLP(torch.nn.Module):
         return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
 
 
-def swapped() -> MLP:
+Seen = Callable[[Tensor], object]
+
+
+def swapped(seen: Seen | None = None) -> MLP:
+    """``seen`` is called with each result of the unit."""
     torch.manual_seed(2)
-    mlp = MLP()
-    assert fastops.patch(mlp).swapped
+    mlp = type("MLP", (MLP,), {})()  # of a class of its own, of which no swapped one is there yet
+
+    def unit(gate: Tensor, up: Tensor) -> Tensor:
+        y = fastops.swiglu(gate, up)
+        if seen is not None:
+            seen(y)
+        return y
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setitem(gated.UNITS, "swiglu", unit)
+        assert fastops.patch(mlp).swapped
     return mlp
 
 
-def runs_of_the_unit(mlp: MLP, x: Tensor) -> list[int]:
+def counted() -> tuple[MLP, list[int]]:
+    runs: list[int] = []
+    mlp = swapped(lambda y: runs.append(1))
+    runs.clear()  # of its proof
+    return mlp, runs
+
+
+def runs_of_the_unit(mlp: MLP, runs: list[int], x: Tensor) -> list[int]:
     """How often it ran by the forward's end, and by the backward's."""
-    calls: list[int] = []
-    original = fastops.patching.gated.UNITS["swiglu"]
-
-    def counted(gate: Tensor, up: Tensor) -> Tensor:
-        calls.append(1)
-        return original.function(gate, up)
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(type(original), "__call__", lambda self, gate, up: counted(gate, up))
-        y = mlp(x)
-        forward = len(calls)
-        y.sum().backward()
-    return [forward, len(calls)]
+    runs.clear()
+    y = mlp(x)
+    forward = len(runs)
+    y.sum().backward()
+    return [forward, len(runs)]
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_not_kept(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlp = swapped()
+def test_not_kept(bias: bool) -> None:
+    results: list[Any] = []
+    mlp = swapped(lambda y: results.append(weakref.ref(y.untyped_storage())))
     if not bias:
         mlp.down.bias = None
-    results: list[Any] = []
-    unit = type(fastops.patching.gated.UNITS["swiglu"])
-    call = unit.__call__
-
-    def seen(self: Any, gate: Tensor, up: Tensor) -> Tensor:
-        y = call(self, gate, up)
-        results.append(weakref.ref(y.untyped_storage()))
-        return y
-
-    monkeypatch.setattr(unit, "__call__", seen)
+    results.clear()
     y = mlp(torch.randn(3, 5, N))
     assert [found() for found in results] == [None]
     y.sum().backward()
 
 
 def test_again_once() -> None:
-    mlp, x = swapped(), torch.randn(3, 5, N)
-    assert runs_of_the_unit(mlp, x) == [1, 2]
+    (mlp, runs), x = counted(), torch.randn(3, 5, N)
+    assert runs_of_the_unit(mlp, runs, x) == [1, 2]
     mlp.down.weight.requires_grad_(False)  # for which nothing is kept
-    assert runs_of_the_unit(mlp, x) == [1, 1]
+    assert runs_of_the_unit(mlp, runs, x) == [1, 1]
 
 
 @pytest.mark.parametrize("name", GATED)
@@ -138,8 +142,44 @@ def _with_none(call: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("way", [_with_hooks, _with_none], ids=["hooks", "no hooks allowed"])
 def test_others_have_a_say(way: Callable[[Callable[[], Any]], Any]) -> None:
     """Of hooks, such as a checkpoint's, which see the unit's result itself."""
+    (mlp, runs), x = counted(), torch.randn(4, N)
+    assert way(lambda: runs_of_the_unit(mlp, runs, x)) == [1, 1]
+
+
+class _Product(torch.autograd.Function):
+    """A linear layer that keeps its weight itself, as of engines that shard parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        return gradients[0] @ weight, gradients[0].t() @ x
+
+
+class _Gathered(torch.nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return _Product.apply(x, self.weight)  # type: ignore[no-any-return]
+
+
+def test_a_weight_that_goes_and_comes() -> None:
+    """As of ZeRO's third stage, which frees what it gathered after the forward: nothing of ours holds it."""
     mlp, x = swapped(), torch.randn(4, N)
-    assert way(lambda: runs_of_the_unit(mlp, x)) == [1, 1]
+    down = _Gathered(WIDTH, N, bias=False)
+    mlp.down = down
+    full = down.weight.detach().clone()
+    expected = torch.autograd.grad(mlp(x).sum(), down.weight)[0]
+    y = mlp(x)
+    gathered = weakref.ref(down.weight.data.untyped_storage())
+    down.weight.data = torch.empty(0)
+    assert gathered() is None
+    down.weight.data = full
+    y.sum().backward()
+    assert down.weight.grad is not None
+    assert torch.equal(down.weight.grad, expected)
 
 
 def test_functional() -> None:

@@ -154,10 +154,10 @@ def forward_of(form: Form) -> FunctionType:
     return with_parameter_named(of_one if up is None else of_two, form.argument)  # type: ignore[arg-type]
 
 
-def _into(down: Callable[[Tensor], Tensor], unit: Function, gate: Tensor, up: Tensor) -> Tensor:
+def _into(down: Module, unit: Function, gate: Tensor, up: Tensor) -> Tensor:
     y = unit(gate, up)
-    with recomputed(y, unit, gate, up):
-        return down(y)
+    with recomputed(down, y, unit, gate, up):
+        return down(y)  # type: ignore[no-any-return]
 
 
 def _prove(module: Module, roles: list[Roles], others: dict[str, Module], bits: bool) -> Form | str | None:

@@ -28,13 +28,23 @@ class _Kept(NamedTuple):
     def of(tensor: Tensor) -> _Kept:
         return _Kept(tensor.detach(), tensor._version)
 
+    @staticmethod
+    def of_module(tensor: Tensor, module: torch.nn.Module) -> _Kept:
+        """A parameter as itself, as without hooks: what shards it takes its memory away and brings it back."""
+        for p in module.parameters():
+            if type(p) not in _PLAIN or p.data_ptr() != tensor.data_ptr():
+                continue
+            if (p.shape, p.stride()) == (tensor.shape, tensor.stride()):
+                return _Kept(p, p._version)
+        return _Kept.of(tensor)
+
     def get(self) -> Tensor:
         if self.tensor._version != self.version:
             raise RuntimeError(
                 "[patch] a tensor that the backward needs was changed in place: of shape "
                 f"{list(self.tensor.shape)}, at version {self.tensor._version}, expected {self.version}"
             )
-        return self.tensor
+        return self.tensor.detach()
 
 
 class _Again(NamedTuple):
@@ -45,8 +55,10 @@ class _Again(NamedTuple):
     shape: torch.Size
 
 
-def recomputed(result: Tensor, function: Callable[..., Tensor], *inputs: Tensor) -> AbstractContextManager[None]:
-    """While it is entered autograd keeps ``inputs`` for ``result``, which is ``function(*inputs)``.
+def recomputed(
+    module: torch.nn.Module, result: Tensor, function: Callable[..., Tensor], *inputs: Tensor
+) -> AbstractContextManager[None]:
+    """Where ``module`` is called with ``result``, which is ``function(*inputs)``, autograd keeps ``inputs`` for it.
 
     It keeps ``result`` itself where others have a say in what is kept: hooks, such as a checkpoint's, torch.compile,
     transforms, and tensors that are not plain ones.
@@ -59,16 +71,20 @@ def recomputed(result: Tensor, function: Callable[..., Tensor], *inputs: Tensor)
         return nullcontext()
     if _top_hooks(False) is not None or not _hooks_are_enabled():
         return nullcontext()
-    return _hooked(result, function, inputs)
+    return _hooked(module, result, function, inputs)
 
 
 @contextmanager
-def _hooked(result: Tensor, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Iterator[None]:
+def _hooked(
+    module: torch.nn.Module, result: Tensor, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]
+) -> Iterator[None]:
     kept, version = tuple(_Kept.of(x) for x in inputs), result._version
     whole = [result]  # autograd holds the hooks for as long as what they packed
 
     def pack(x: Tensor) -> _Kept | _Again:
-        return _Again(function, kept, x.shape) if _is_all_of(x, whole[0], version) else _Kept.of(x)
+        if _is_all_of(x, whole[0], version):
+            return _Again(function, kept, x.shape)
+        return _Kept.of_module(x, module)
 
     try:
         with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
