@@ -511,42 +511,26 @@ def cross_entropy(
     The z-loss is that of Chowdhery et al. 2022, arXiv:2204.02311, label smoothing that of Szegedy et al. 2016,
     arXiv:1512.00567.
     """
-    if has_torch_function_variadic(input, target, weight):
-        return handle_torch_function(
-            cross_entropy,
-            (input, target, weight),
-            input,
-            target,
-            weight,
-            ignore_index=ignore_index,
-            reduction=reduction,
-            label_smoothing=label_smoothing,
-            scale=scale,
-            softcap=softcap,
-            z_loss=z_loss,
-            dtype=dtype,
-            return_lse=return_lse,
-            group=group,
-            classes=classes,
-        )
-    if is_sharded(input) and not (isinstance(target, Tensor) and target.is_floating_point()):
-        from .sharded_losses import cross_entropy_of_dtensors
+    overridden = has_torch_function_variadic(input, target, weight)
+    if overridden or is_sharded(input):
+        options = {
+            "ignore_index": ignore_index,
+            "reduction": reduction,
+            "label_smoothing": label_smoothing,
+            "scale": scale,
+            "softcap": softcap,
+            "z_loss": z_loss,
+            "dtype": dtype,
+            "return_lse": return_lse,
+            "group": group,
+            "classes": classes,
+        }
+        if overridden:
+            return handle_torch_function(cross_entropy, (input, target, weight), input, target, weight, **options)
+        if not (isinstance(target, Tensor) and target.is_floating_point()):
+            from .sharded_losses import cross_entropy_of_dtensors
 
-        return cross_entropy_of_dtensors(  # type: ignore[no-any-return]
-            input,
-            target,
-            weight,
-            ignore_index=ignore_index,
-            reduction=reduction,
-            label_smoothing=label_smoothing,
-            scale=scale,
-            softcap=softcap,
-            z_loss=z_loss,
-            dtype=dtype,
-            return_lse=return_lse,
-            group=group,
-            classes=classes,
-        )
+            return cross_entropy_of_dtensors(input, target, weight, **options)  # type: ignore[arg-type,no-any-return]
     if return_lse is not False and return_lse is not True:
         raise type_error("cross_entropy", "return_lse", "a bool", return_lse)
     if group is not None or classes is not None:

@@ -366,46 +366,34 @@ def linear_cross_entropy(
     forward mode are the plain composition's, of the whole logits. DTensors are as in :func:`fastops.cross_entropy`;
     the gradients of hidden states by classes that are split, and of the weight by rows that are, are partial sums.
     """
-    if has_torch_function_variadic(input, linear_weight, target, linear_bias, weight):
-        return handle_torch_function(
-            linear_cross_entropy,
-            (input, linear_weight, target, linear_bias, weight),
-            input,
-            linear_weight,
-            target,
-            linear_bias=linear_bias,
-            weight=weight,
-            reduction=reduction,
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
-            scale=scale,
-            softcap=softcap,
-            z_loss=z_loss,
-            dtype=dtype,
-            save=save,
-            group=group,
-            classes=classes,
-        )
-    if is_sharded(input) or is_sharded(linear_weight):
+    overridden = has_torch_function_variadic(input, linear_weight, target, linear_bias, weight)
+    if overridden or is_sharded(input) or is_sharded(linear_weight):
+        given = {
+            "reduction": reduction,
+            "ignore_index": -100 if ignore_index is None else ignore_index,
+            "label_smoothing": label_smoothing,
+            "scale": scale,
+            "softcap": softcap,
+            "z_loss": z_loss,
+            "dtype": dtype,
+            "save": save,
+            "group": group,
+            "classes": classes,
+        }
+        if overridden:
+            return handle_torch_function(
+                linear_cross_entropy,
+                (input, linear_weight, target, linear_bias, weight),
+                input,
+                linear_weight,
+                target,
+                linear_bias=linear_bias,
+                weight=weight,
+                **given,  # type: ignore[arg-type]
+            )
         from .sharded_losses import linear_cross_entropy_of_dtensors
 
-        return linear_cross_entropy_of_dtensors(
-            input,
-            linear_weight,
-            target,
-            linear_bias,
-            weight,
-            reduction=reduction,
-            ignore_index=-100 if ignore_index is None else ignore_index,
-            label_smoothing=label_smoothing,
-            scale=scale,
-            softcap=softcap,
-            z_loss=z_loss,
-            dtype=dtype,
-            save=save,
-            group=group,
-            classes=classes,
-        )
+        return linear_cross_entropy_of_dtensors(input, linear_weight, target, linear_bias, weight, **given)  # type: ignore[arg-type]
     check_save("linear_cross_entropy", save)
     check_group("linear_cross_entropy", group, classes)
     ignore_index = -100 if ignore_index is None else ignore_index
