@@ -3,63 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
-Placements = Sequence[Placement]
+from fastops.selftest.distributed.processes import start
+from fastops.selftest.distributed.tensors import Placements, placed, whole
+
+__all__ = ["Function", "Placements", "agree", "check_close", "numbers", "placed", "run", "spawn", "whole"]
+
 Function = Callable[..., Any]
-
-
-# Imported once, by the server that processes are forked from: each would take 5 s for it, and torch more at its first
-# collective.
-multiprocessing.set_forkserver_preload(["torch.distributed.tensor", "torch._dynamo", "fastops", "pytest"])
 
 
 def spawn(run: Callable[[int], None], processes: int, folder: Path) -> None:
     """``run(rank)`` in as many processes, which are of one group."""
-    torch.multiprocessing.start_processes(
-        _process, (run, processes, str(folder / "rendezvous")), nprocs=processes, start_method="forkserver"
-    )
-
-
-def _process(rank: int, run: Callable[[int], None], processes: int, file: str) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=processes)
-    try:
-        run(rank)
-        distributed.barrier()
-    finally:
-        distributed.destroy_process_group()
+    context = start(run, processes, folder, preload=["pytest"])
+    while not context.join():
+        pass
 
 
 def numbers(shape: Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def placed(x: Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
-    """``x``, of which a partial sum gives each process a summand of its own."""
-    partial = [d for d, p in enumerate(placements) if p.is_partial()]
-    if not partial:
-        return distribute_tensor(x, mesh, placements)
-    others = [Replicate() if d in partial else p for d, p in enumerate(placements)]
-    local = distribute_tensor(x, mesh, others).to_local()
-    count, place = 1, 0
-    for d in partial:
-        count, place = count * mesh.size(d), place * mesh.size(d) + mesh.get_local_rank(d)
-    share = (place + 1) * 2 / (count * (count + 1))
-    return DTensor.from_local(local * share, mesh, placements, shape=x.shape, stride=x.stride())
-
-
-def whole(x: Any) -> Any:
-    return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 class Result(NamedTuple):

@@ -8,8 +8,8 @@ and the arguments from the first integer on: calls that differ in a bool, or in 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -18,6 +18,11 @@ from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from .split import Call, Dims, Output, Rule, Split
+
+
+class Choice(NamedTuple):
+    outputs: list[Placement]
+    inputs: list[Placement]
 
 
 def register(rules: Mapping[torch._ops.OpOverload, Rule]) -> None:
@@ -31,14 +36,21 @@ def register(rules: Mapping[torch._ops.OpOverload, Rule]) -> None:
 
 def _strategy(rule: Rule, schema: OpSchema) -> OpStrategy:
     call, tensors = _call(schema)
+    came = {name: tensor.strategies[0].output_spec.placements for name, tensor in tensors.items()}
+    choices: list[list[Placement | None]] = [[*outputs, *inputs] for outputs, inputs in choices_of(rule, call, came)]
+    return expand_to_full_mesh_op_strategy(
+        schema.get_mesh_from_args(), schema, choices, input_index=len(choices[0]) - len(tensors)
+    )
+
+
+def choices_of(rule: Rule, call: Call, came: Mapping[str, Sequence[Placement]]) -> Iterator[Choice]:
+    """What the rule says for one mesh dimension, of tensors that came in these placements."""
     split = rule(call)
-    count = len(split.outputs) + len(tensors)
-    choices: list[list[Placement | None]] = [[Replicate()] * count]
+    yield Choice([Replicate()] * len(split.outputs), [Replicate()] * len(came))
     for group in split.free:
-        choices += _of_group(group, split, tensors)
+        yield from _of_group(group, split, came)
     if split.linear:
-        choices.append([Partial()] * count)
-    return expand_to_full_mesh_op_strategy(schema.get_mesh_from_args(), schema, choices, input_index=len(split.outputs))
+        yield Choice([Partial()] * len(split.outputs), [Partial()] * len(came))
 
 
 def _call(schema: OpSchema) -> tuple[Call, dict[str, OpStrategy]]:
@@ -55,20 +67,20 @@ def _call(schema: OpSchema) -> tuple[Call, dict[str, OpStrategy]]:
     return Call(shapes, others, len(schema.op._schema.returns)), tensors
 
 
-def _of_group(group: Dims, split: Split, tensors: Mapping[str, OpStrategy]) -> Iterator[list[Placement | None]]:
-    """The placements, outputs first, where ``group`` is split: in each way in which a tensor that came is."""
-    places = {name: _place(split.inputs.get(name, ()), group) for name in tensors}
+def _of_group(group: Dims, split: Split, came: Mapping[str, Sequence[Placement]]) -> Iterator[Choice]:
+    """Where ``group`` is split: in each way in which a tensor that came is."""
+    places = {name: _place(split.inputs.get(name, ()), group) for name in came}
     factors = {
         placement.split_factor
         for name, at in places.items()
-        for placement in tensors[name].strategies[0].output_spec.placements
+        for placement in came[name]
         if at is not None and isinstance(placement, _StridedShard) and placement.dim == at
     }
 
     for factor in (None, *sorted(factors)):
         shard = Shard if factor is None else functools.partial(_StridedShard, split_factor=factor)
         outputs = [_output(output, group, shard) for output in split.outputs]
-        yield [*outputs, *(Replicate() if at is None else shard(at) for at in places.values())]
+        yield Choice(outputs, [Replicate() if at is None else shard(at) for at in places.values()])
 
 
 def _place(dims: Dims, group: Dims) -> int | None:
