@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 
 from .. import capabilities
 from .._console import print_anything
 from . import report
 from .choices import add_arguments, chosen_cases, chosen_dtypes
-from .runner import Result, aten_targets, name_of, run, targets
+from .runner import Result, Step, aten_targets, steps, targets
 from .target import NotThereError, devices_of, paths_of, why_no_cuda
 
 
@@ -28,18 +29,37 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--quick", action="store_true", help="the chosen CPU level and no large inputs: under a minute")
     p.add_argument("--aten", action="store_true", help="torch's own functions that fastops.enable() overrides instead")
+    p.add_argument(
+        "--distributed",
+        nargs="?",
+        type=int,
+        const=2,
+        metavar="N",
+        help="on DTensors of N processes instead, default 2: by gloo on the CPU, with --device cuda by NCCL on N GPUs",
+    )
     p.add_argument("--json", metavar="FILE", help="write the environment and every result")
     p.add_argument("--junit", metavar="FILE", help="write a JUnit report")
     return p
+
+
+def chosen_steps(options: argparse.Namespace) -> Iterator[Step]:
+    cases, dtypes = chosen_cases(options.op), chosen_dtypes(options.dtype)
+    if options.distributed is None:
+        devices = devices_of(options.device)
+        paths = [path for device in devices for path in paths_of(device, options.isa, options.quick)]
+        return steps((aten_targets if options.aten else targets)(cases, paths, dtypes, options.quick))
+    if options.aten or options.isa:
+        raise NotThereError("--distributed must be without --aten and --isa")
+    from .distributed.run import planned, steps_of  # torch.distributed.tensor takes a second to import
+
+    return steps_of(planned(cases, dtypes, options.device, options.distributed, options.quick))
 
 
 def main(argv: list[str] | None = None) -> int:
     print_anything()
     options = parser().parse_args(argv)
     try:
-        cases, dtypes = chosen_cases(options.op), chosen_dtypes(options.dtype)
-        devices = devices_of(options.device)
-        paths = [path for device in devices for path in paths_of(device, options.isa, options.quick)]
+        chosen = chosen_steps(options)
     except NotThereError as error:
         print(f"fastops.selftest: {error}", file=sys.stderr)
         return 2
@@ -49,14 +69,12 @@ def main(argv: list[str] | None = None) -> int:
         print(f"No GPU is tested: {reason}.")
     print("\nLargest errors in ulps, forward|gradient, against float64:")
     progress, results, start = report.Progress(), list[Result](), time.perf_counter()
-    chosen = aten_targets if options.aten else targets
-    for case, path, group in chosen(cases, paths, dtypes, options.quick):
-        found: list[Result] = []
-        for target in group:
-            progress.running(f"{case.name} on {path}, {name_of(target.dtype)}")
-            found.extend(run(target))
-        progress.done(report.line(case.name, str(path), found))
-        results += found
+    for step in chosen:
+        if step.results is None:
+            progress.running(f"{step.op} on {step.path}, {step.dtype}")
+        else:
+            progress.done(report.line(step.op, step.path, step.results))
+            results += step.results
     seconds = time.perf_counter() - start
 
     print(report.summary(results, seconds))

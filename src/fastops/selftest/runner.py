@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import torch
 
@@ -32,6 +33,15 @@ class Result:
     bound: float | None
     detail: str
     seconds: float
+
+
+class Step(NamedTuple):
+    """An operator that runs on a path, in a dtype, or, with results, that is done there."""
+
+    op: str
+    path: str
+    dtype: str = ""
+    results: list[Result] | None = None
 
 
 def checks_for(target: Target) -> tuple[Check, ...]:
@@ -102,3 +112,12 @@ def aten_targets(
         found = None if path.kind == "reference" else aten_case(case, path.device)
         if found is not None:
             yield found, path, [Target(found, d, path, quick, aten=True) for d in dtypes if d in found.dtypes]
+
+
+def steps(chosen: Iterable[tuple[Case, Path, list[Target]]]) -> Iterator[Step]:
+    for case, path, group in chosen:
+        found: list[Result] = []
+        for target in group:
+            yield Step(case.name, str(path), name_of(target.dtype))
+            found.extend(run(target))
+        yield Step(case.name, str(path), results=found)
