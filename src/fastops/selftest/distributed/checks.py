@@ -17,8 +17,8 @@ from ..accuracy import Evaluation, errors, evaluate, incoming_gradients, is_lear
 from ..checks import Outcome
 from .calls import Calls
 from .least import beside, too_many, wrong_placements
-from .placements import combinations, samples
-from .tensors import is_partial, placed, summed
+from .placements import Effort, combinations, samples
+from .tensors import is_partial, magnification, placed, summed
 
 CHECKS = ("forward", "gradient", "placements", "collectives")
 
@@ -60,21 +60,22 @@ def outcomes(case: Case, dtype: torch.dtype, processes: Sequence[Found]) -> Iter
 
 
 class Checker:
-    """The calls of one operator in one dtype; ``calls``: how many, if there are as many placements."""
+    """The calls of one operator in one dtype."""
 
-    def __init__(self, case: Case, dtype: torch.dtype, mesh: DeviceMesh, calls: int, quick: bool) -> None:
-        self.case, self.dtype, self.mesh, self.calls, self.quick = case, dtype, mesh, calls, quick
+    def __init__(self, case: Case, dtype: torch.dtype, mesh: DeviceMesh, effort: Effort) -> None:
+        self.case, self.dtype, self.mesh, self.effort = case, dtype, mesh, effort
         self.found = Found()
 
     def run(self, at: Callable[[str], None]) -> Found:
         device = torch.device(self.mesh.device_type)
-        chosen = samples(self.case.name, self.mesh.size(), self.quick)
+        chosen = samples(self.case.name, self.mesh.size(), self.effort.few)
         for sample in chosen:
+            at(f"sample {sample.name} by itself")
             args = sample.args(device, self.dtype)
             whole = evaluate(self.case.function, args)
             truth = truth_of(self.case, args, whole.outputs)
             grads = incoming_gradients(whole.outputs)
-            for placements in combinations(tensors_of(args), self.calls // len(chosen)):
+            for placements in combinations(tensors_of(args), self.effort.calls // len(chosen)):
                 where = f"sample {sample.name}, {', '.join(map(_name, placements))}"
                 at(where)
                 try:
@@ -97,7 +98,7 @@ class Checker:
     ) -> None:
         case, mesh, each = self.case, self.mesh, iter(placements)
         given = [placed(a.detach(), mesh, [next(each)]) if isinstance(a, Tensor) else a for a in args]
-        learn = [is_learnable(a) and not (self.quick and k in case.constants) for k, a in enumerate(args)]
+        learn = [is_learnable(a) and (self.effort.constants or k not in case.constants) for k, a in enumerate(args)]
         given = [a.requires_grad_() if learns else a for a, learns in zip(given, learn, strict=True)]
         with Calls() as forward:
             result = case.function(*given)
@@ -137,10 +138,15 @@ class Checker:
     ) -> None:
         bound = self.case.bounds[self.dtype]
         together = Evaluation(tuple(map(summed, outputs)), tuple(map(summed, gradients)))
-        of_each = zip(errors(self.case, args, together, truth), (*outputs, *gradients), strict=True)
-        for (kind, error), result in of_each:
-            # The summands, each of which is rounded, are together so many times as large as their sum.
-            error /= self.mesh.size() + 1 if is_partial(result) else 1
+        of_each = zip(
+            errors(self.case, args, together, truth),
+            (*outputs, *gradients),
+            (*truth.outputs, *truth.gradients),
+            strict=True,
+        )
+        for (kind, error), result, expected in of_each:
+            if is_partial(result):  # the total is rounded once more, which is half an ulp
+                error = max(0.0, error - 0.5) / magnification(result, expected)
             self.found.measured(kind, error, bound.forward if kind == "forward" else bound.gradient, where)
 
 

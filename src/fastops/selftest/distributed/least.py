@@ -30,8 +30,10 @@ def choices(call: RawOp) -> Iterator[tuple[Choice, int]]:
 
 
 def _fits(x: DTensor, placement: Placement) -> bool:
-    """DTensor asks for a row on each process."""
-    return not isinstance(placement, Shard) or x.shape[placement.dim] >= x.device_mesh.size()
+    """DTensor asks for a row on each process, and makes no partial sum of shards."""
+    if isinstance(placement, Shard):
+        return x.shape[placement.dim] >= x.device_mesh.size()
+    return not (placement.is_partial() and x.placements[0].is_shard())
 
 
 def _moves(x: DTensor, placement: Placement) -> bool:

@@ -7,7 +7,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,16 +17,28 @@ from ...cases import Sample, by_name
 from ..accuracy import tensors_of
 
 MOST_ELEMENTS = 20_000
-# By --quick: calls of one operator in the first dtype and in others, shared out among its samples. Each sample has at
-# least those of tensors spread alike.
-CALLS = {True: (24, 0), False: (120, 30)}
+
+
+class Effort(NamedTuple):
+    """On one operator in one dtype."""
+
+    calls: int  # shared out among its samples, each of which has at least those of tensors spread alike
+    few: bool  # two samples, not two of each kind
+    constants: bool  # gradients of what mostly learns nothing, too
+
+
+# By --quick: on the first dtype, and on each other one.
+EFFORTS = {
+    True: (Effort(24, few=True, constants=False), Effort(0, few=True, constants=False)),
+    False: (Effort(120, few=False, constants=True), Effort(30, few=False, constants=False)),
+}
 
 
 @functools.cache
-def samples(name: str, processes: int, quick: bool) -> tuple[Sample, ...]:
+def samples(name: str, processes: int, few: bool) -> tuple[Sample, ...]:
     """Of arguments of each kind one whose dimensions are shared out evenly and one of which they are not.
 
-    ``quick``: one of each, with as many arguments and such dimensions as there are.
+    ``few``: one of each, with as many arguments and such dimensions as there are.
     """
     found: dict[tuple[Hashable, str], tuple[tuple[int, ...], Sample]] = {}
     for sample in by_name()[name].samples:
@@ -39,7 +51,7 @@ def samples(name: str, processes: int, quick: bool) -> tuple[Sample, ...]:
         for how, fits in _FITS.items():
             dims = sum(fits(size, processes) for size in args[0].shape)
             score = (dims, len(sizes), sum(a is not None for a in args))
-            kind = () if quick else _kind(args)
+            kind = () if few else _kind(args)
             if dims and ((kind, how) not in found or score > found[kind, how][0]):
                 found[kind, how] = score, sample
     return tuple({sample.name: sample for _, sample in found.values()}.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import multiprocessing
+import signal
 import tempfile
 import time
 import warnings
@@ -26,7 +27,7 @@ from ..checks import Outcome
 from ..runner import Result, Step, name_of
 from ..target import NotThereError, why_no_cuda
 from .checks import Checker, Found, outcomes
-from .placements import CALLS
+from .placements import EFFORTS
 from .processes import START_METHOD, start
 
 SILENCE = 120.0  # seconds without a word: then a process hangs
@@ -76,7 +77,7 @@ def steps_of(plan: Plan) -> Iterator[Step]:
                 begun = begun if step.results else step
                 yield step
         except (ProcessException, TimeoutError) as error:
-            why = _why(error, places)
+            why = _why(error, context, places)
             failure = Result(begun.op, plan.path, begun.dtype, "processes", False, None, None, why, 0.0)
             yield begun._replace(results=[failure])
         finally:
@@ -105,28 +106,31 @@ def _times(places: Sequence[Path]) -> list[int]:
     return [place.stat().st_mtime_ns if place.exists() else 0 for place in places]
 
 
-def _why(error: Exception, places: Sequence[Path]) -> str:
-    """The first and last line of what happened, and where each process was."""
-    lines = [line.strip() for line in str(error).strip().splitlines()]
-    at = (
-        f"process {rank} was at {place.read_text() if place.exists() else 'its start'}"
-        for rank, place in enumerate(places)
-    )
-    return "; ".join([*dict.fromkeys((lines[0], lines[-1])), *at])
+def _why(error: Exception, context: ProcessContext, places: Sequence[Path]) -> str:
+    """Who died, of which the others' errors come, else the error's last line; and where each process was."""
+    codes = [process.exitcode for process in context.processes]
+    died = [f"process {rank} ended with exit code {code}" for rank, code in enumerate(codes) if code not in _NOT_DEAD]
+    said = str(error).strip().splitlines()[-1].strip()
+    at = [place.read_text() if place.exists() else "its start" for place in places]
+    return "; ".join([*(died or [said]), *(f"process {rank} was at {where}" for rank, where in enumerate(at))])
+
+
+# It is at its end, has raised, is alive, or was ended because of another.
+_NOT_DEAD = (0, 1, None, -signal.SIGTERM)
 
 
 def _work(plan: Plan, places: Sequence[Path], sender: Connection, rank: int) -> None:
     # That gloo has no all-to-all, for which torch takes another collective, is nothing to its caller.
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     mesh, place = init_device_mesh(plan.device, (plan.processes,)), places[rank]
-    first, other = CALLS[plan.quick]
+    first, other = EFFORTS[plan.quick]
     for case in map(by_name().__getitem__, plan.ops):
         results: list[Result] = []
         for k, dtype in enumerate(d for d in plan.dtypes if d in case.dtypes):
             if rank == 0:
                 sender.send(Step(case.name, plan.path, name_of(dtype)))
             begin = time.perf_counter()
-            checker = Checker(case, dtype, mesh, other if k else first, plan.quick)
+            checker = Checker(case, dtype, mesh, other if k else first)
             of_all = _gathered(checker, plan.processes, place)
             if rank == 0:
                 results += _results(case, dtype, plan, of_all, time.perf_counter() - begin)

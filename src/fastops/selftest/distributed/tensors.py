@@ -44,9 +44,21 @@ def whole(x: Any) -> Any:
 
 def summed(x: Any) -> Any:
     """The whole, of which partial sums are added up in float64."""
-    if not is_partial(x):
-        return whole(x)
-    wide = DTensor.from_local(
-        x.to_local().to(torch.float64), x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
-    )
-    return wide.full_tensor().to(x.dtype)
+    return _sum(x, x.to_local().double()).to(x.dtype) if is_partial(x) else whole(x)
+
+
+def magnification(x: Any, total: Tensor) -> float:
+    """How much larger than a total, or all its elements' root mean square, the summands of a partial sum are.
+
+    Each is rounded by itself, which may be so much worse than the rounding of the total.
+    """
+    if not total.numel():
+        return 1.0
+    sizes = _sum(x, x.to_local().double().abs()).cpu()
+    least = max(total.square().mean().sqrt().item(), torch.finfo(x.dtype).tiny)
+    return max(1.0, (sizes / total.abs().clamp_min(least)).max().item())
+
+
+def _sum(x: DTensor, summand: Tensor) -> Tensor:
+    wide = DTensor.from_local(summand, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
+    return wide.full_tensor()
