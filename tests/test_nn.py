@@ -485,3 +485,20 @@ def test_reference_of_linear_refuses_an_unknown_activation() -> None:
     x = torch.zeros(2, 2)
     with pytest.raises(ValueError, match="got 'tanh'"):
         fastops.reference.linear(x, x, activation="tanh")
+
+
+@pytest.mark.parametrize("ours", [nn.LayerNorm, nn.RMSNorm])
+def test_sequence_parallel_marks_parameters(ours: type[torch.nn.Module]) -> None:
+    """As Megatron and Transformer Engine ask for it, on parameters that left the meta device too."""
+
+    def marks(norm: torch.nn.Module) -> list[bool]:
+        return [getattr(p, "sequence_parallel", False) for p in norm.parameters()]
+
+    assert not any(marks(ours(8)))
+    for norm in (ours(8, sequence_parallel=True), ours(8, sequence_parallel=True, device="meta")):
+        assert all(marks(norm))
+        assert repr(norm).endswith("sequence_parallel=True)")
+    norm.to_empty(device="cpu").reset_parameters()
+    assert all(marks(norm))
+    assert len(marks(norm)) == (2 if ours is nn.LayerNorm else 1)
+    assert not marks(ours(8, elementwise_affine=False, sequence_parallel=True))

@@ -248,12 +248,6 @@ def checked_numbers(name: str, limit: float | None, alpha: float, offset: float)
     return None if limit is None else float(limit), float(alpha), float(offset)
 
 
-def described(module: torch.nn.Module, **defaults: Any) -> str:
-    """What of a module is not the default, for its repr."""
-    given = ((name, getattr(module, name)) for name in defaults)
-    return "".join(f", {name}={value!r}" for name, value in given if value != defaults[name])
-
-
 def by_torch(
     name: str,
     gate: Tensor,

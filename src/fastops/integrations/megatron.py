@@ -19,7 +19,7 @@ class Norm:
     Args:
         config: Megatron's ``TransformerConfig``, of which ``normalization`` chooses the class,
             ``layernorm_zero_centered_gamma`` adds 1 to the weight, which then starts at 0, and ``sequence_parallel``
-            is written on each parameter, whose gradients Megatron sums over the tensor-parallel ranks where it is set.
+            marks each parameter, whose gradients Megatron then sums over the tensor-parallel ranks.
         hidden_size (int): size of the rows.
         eps (float): added to the variance or the mean square.
 
@@ -37,7 +37,5 @@ class Norm:
             names = " or ".join(_CLASSES)
             raise ValueError(f"[megatron.Norm] normalization must be {names}, got {config.normalization!r}")
         offset = 1.0 if config.layernorm_zero_centered_gamma else 0.0
-        norm = _CLASSES[config.normalization](hidden_size, eps=eps, weight_offset=offset)
-        for parameter in norm.parameters():
-            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-        return norm
+        options = {"weight_offset": offset, "sequence_parallel": config.sequence_parallel}
+        return _CLASSES[config.normalization](hidden_size, eps=eps, **options)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..families.gated import by_torch, checked_numbers, described
+from ..families.gated import by_torch, checked_numbers
 from ..ops.geglu import geglu
 from ..ops.glu import glu
 from ..ops.reglu import reglu
 from ..ops.swiglu import swiglu
+from ._described import described
 
 _ACTIVATIONS = ("swiglu", "geglu", "geglu_tanh", "reglu", "glu")
 

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from .._norm import with_offset
 from ..ops.rms_norm import rms_norm
+from ._described import described
+from ._sequence_parallel import mark
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -19,6 +21,8 @@ class RMSNorm(torch.nn.RMSNorm):
         elementwise_affine (bool): learn a factor, initially 1.
         device, dtype: of the parameter; a float32 parameter may go with half-precision inputs.
         weight_offset (float): added to ``weight``, which starts at ``1 - weight_offset``: with 1.0 at zero.
+        sequence_parallel (bool): write ``sequence_parallel = True`` on the parameters, for Megatron and Transformer
+            Engine: each rank has some of the tokens, and they sum the parameters' gradients over the ranks.
 
     Shape:
         ``[*, *normalized_shape]`` to the same.
@@ -36,6 +40,7 @@ class RMSNorm(torch.nn.RMSNorm):
     # class's attributes its constants alone.
     __constants__ = [*torch.nn.RMSNorm.__constants__, "weight_offset"]  # noqa: RUF012 - as torch has it
     weight_offset = 0.0
+    sequence_parallel = False
 
     def __init__(
         self,
@@ -45,13 +50,17 @@ class RMSNorm(torch.nn.RMSNorm):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         weight_offset: float = 0.0,
+        *,
+        sequence_parallel: bool = False,
     ) -> None:
         self.weight_offset = weight_offset  # before torch initialises the weight
+        self.sequence_parallel = sequence_parallel
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
 
     def reset_parameters(self) -> None:
         if self.elementwise_affine:
             torch.nn.init.constant_(self.weight, 1.0 - self.weight_offset)
+        mark(self)  # here, because parameters that leave the meta device are new ones
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
@@ -60,4 +69,4 @@ class RMSNorm(torch.nn.RMSNorm):
             return rms_norm(x, self.normalized_shape, self.weight, self.eps, weight_offset=self.weight_offset)
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + (f", weight_offset={self.weight_offset}" if self.weight_offset else "")
+        return super().extra_repr() + described(self, weight_offset=0.0, sequence_parallel=False)

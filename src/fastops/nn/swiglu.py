@@ -7,8 +7,9 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from ..families.gated import by_torch, checked_numbers, described
+from ..families.gated import by_torch, checked_numbers
 from ..ops.swiglu import swiglu
+from ._described import described
 
 
 class SwiGLU(torch.nn.Module):
