@@ -16,7 +16,8 @@ from fastops.kit.cuda_kernel import CudaKernel
 
 FOLDER = Path(__file__).parents[2] / "examples"
 TRAINING, BLOCK = FOLDER / "train_language_model.py", FOLDER / "transformer_block.py"
-EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if path not in (TRAINING, BLOCK))  # ops by the kit
+SHARDS = FOLDER / "train_fsdp2_tp.py"  # tests/distributed runs it
+EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if path not in (TRAINING, BLOCK, SHARDS))  # ops by the kit
 
 if not EXAMPLES:
     pytest.skip("the examples are in the tree, not beside the tests", allow_module_level=True)

@@ -1,7 +1,9 @@
-"""FSDP2 beside tensor and sequence parallel on a mesh of 2 × 2, its checkpoints, and half types."""
+"""DDP; FSDP2, also beside tensor and sequence parallel on a mesh of 2 × 2, its checkpoints, and half types."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
-
-import fastops
+from torch.nn.parallel import DistributedDataParallel
 
 pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="this PyTorch has no gloo")
 
@@ -65,6 +66,20 @@ def steps(mesh: DeviceMesh) -> None:
     found = trained(model, mesh["data"].size(), mesh["data"].get_local_rank())
     check_close(f"gradients' norms, {mesh.shape}", found, truth)
     same_state(f"parameters, {mesh.shape}", model, expected)
+
+
+def replicated(rank: int) -> None:
+    """DDP, two batches to a step: the first's gradients are added up with the second's."""
+    expected = decoder(ours=False).double()
+    for k in range(2 * PROCESSES):
+        (expected(*batch(k)) / PROCESSES).backward()
+    gradients = [p.grad for p in expected.parameters()]
+    for options in ({"gradient_as_bucket_view": True}, {"static_graph": True}, {"find_unused_parameters": True}):
+        model = DistributedDataParallel(decoder(), **options)  # type: ignore[arg-type]
+        with contextlib.nullcontext() if "static_graph" in options else model.no_sync():
+            model(*batch(rank)).backward()
+        model(*batch(PROCESSES + rank)).backward()
+        check_close(f"DDP {options}", [p.grad for p in model.parameters()], gradients)
 
 
 def accumulated(mesh: DeviceMesh) -> None:
@@ -136,22 +151,17 @@ def checkpoints(mesh: DeviceMesh, folder: Path) -> None:
     same_state("trained between", found, wide)
 
 
-class Run:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __call__(self, rank: int) -> None:
-        assert fastops.sharding.lazy._why_not is None
-        row = init_device_mesh("cpu", (PROCESSES,), mesh_dim_names=("data",))
-        square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
-        steps(row)
-        steps(square)
-        accumulated(square)
-        for mesh in (row, square):
-            half(mesh)
-        float32_norms(row)
-        checkpoints(square, self.folder)
+def each(folder: Path, rank: int) -> None:
+    row = init_device_mesh("cpu", (PROCESSES,), mesh_dim_names=("data",))
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    replicated(rank)
+    for mesh in (row, square):
+        steps(mesh)
+        half(mesh)
+    accumulated(square)
+    float32_norms(row)
+    checkpoints(square, folder)
 
 
 def test_processes(tmp_path: Path) -> None:
-    spawn(Run(tmp_path), PROCESSES, tmp_path)
+    spawn(functools.partial(each, tmp_path), PROCESSES, tmp_path)
