@@ -31,7 +31,7 @@ from .proof import (
     skeleton,
     unlike_its_class,
 )
-from .swap import Module, Site, Swap, is_sharded, with_parameter_named
+from .swap import Module, Site, Swap, with_parameter_named
 
 # Whether the function has a dim, which is then read of the module's attribute.
 OPERATORS: dict[type, tuple[str, Callable[..., Tensor], bool]] = {
@@ -77,19 +77,18 @@ def find_activation(site: Site) -> Swap | str | None:
     why = remembered(
         site, (find_activation, fingerprint(module)), lambda: _refuted(module, form, site.verify == "bits")
     )
-    return why or Swap(str(form), form, lambda: {"forward": forward_of(form, type(module))})
+    return why or Swap(str(form), form, lambda: {"forward": forward_of(form)})
 
 
-def forward_of(form: Form, cls: Any) -> FunctionType:
-    """The forward of a swapped activation of this class."""
+def forward_of(form: Form) -> FunctionType:
+    """The forward of a swapped activation."""
     _, function, has_dim = OPERATORS[form.of]
-    original = cls.forward
 
     def of_one(self: Any, input: Tensor) -> Tensor:
-        return original(self, input) if is_sharded(input) else function(input)
+        return function(input)
 
     def along(self: Any, input: Tensor) -> Tensor:
-        return original(self, input) if is_sharded(input) else function(input, self.dim)
+        return function(input, self.dim)
 
     return with_parameter_named(along if has_dim else of_one, form.argument)  # type: ignore[arg-type]
 
@@ -102,7 +101,7 @@ def _refuted(module: Module, form: Form, bits: bool) -> str | None:
             x = numbers(_SHAPE, 1, scale=scale).to(dtype).requires_grad_(dtype.itemsize >= 4)
             try:
                 y = checked_run(type(module), made, x)
-                ours = forward_of(form, type(module))(made, x)
+                ours = forward_of(form)(made, x)
             except Refuted as refuted:
                 return str(refuted)
             except Exception as error:  # of this many dimensions, perhaps

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..sharding import is_sharded
 from .deferred import DTYPES, Deferred, deferred, has_hooks
 from .proof import unlike_its_class
 from .swap import Members, Module, Site, Swap
@@ -61,7 +62,7 @@ def _unfit(head: Module) -> str | None:
     if has_hooks(head):
         return "it has hooks"
     for name, x in (("weight", head.weight), ("bias", head.bias)):
-        if hasattr(x, "placements"):
+        if is_sharded(x):
             return f"its {name} is sharded: patch first, then shard"
         if x is not None and (type(x) is not torch.nn.Parameter or x.dtype not in DTYPES):
             kind = type(x).__name__ if type(x) is not torch.nn.Parameter else str(x.dtype)

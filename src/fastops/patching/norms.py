@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..ops.layer_norm import layer_norm
 from ..ops.rms_norm import rms_norm
+from ..sharding import is_sharded
 from .proof import (
     Refuted,
     apart,
@@ -39,7 +40,7 @@ from .proof import (
     skeleton,
     unlike_its_class,
 )
-from .swap import Module, Site, Swap, is_sharded, with_parameter_named
+from .swap import Module, Site, Swap, with_parameter_named
 
 Dtypes = Callable[[torch.dtype, torch.dtype], torch.dtype]
 
@@ -84,11 +85,7 @@ def find_norm(site: Site) -> Swap | str | None:
     if module._modules and not torch.nn.utils.parametrize.is_parametrized(module):
         return None
     found = remembered(site, (find_norm, fingerprint(module)), lambda: _prove(module, site.verify == "bits"))
-    return (
-        found
-        if isinstance(found, str)
-        else Swap(str(found), found, lambda: {"forward": forward_of(found, type(module))})
-    )
+    return found if isinstance(found, str) else Swap(str(found), found, lambda: {"forward": forward_of(found)})
 
 
 def _structure(module: Module) -> str | None:
@@ -109,9 +106,8 @@ def _structure(module: Module) -> str | None:
     return None
 
 
-def forward_of(form: Form, cls: Any) -> FunctionType:
-    """The forward of a swapped norm of this class."""
-    original = cls.forward
+def forward_of(form: Form) -> FunctionType:
+    """The forward of a swapped norm."""
     weight, bias, dims, offset = form.weight, form.bias, form.dims, form.offset
     eps: Any = form.eps
     by_attribute, is_rms = isinstance(eps, str), form.op == "rms_norm"
@@ -125,13 +121,9 @@ def forward_of(form: Form, cls: Any) -> FunctionType:
         return layer_norm(x, shape, w, None if bias is None else getattr(self, bias), e, weight_offset=offset)
 
     def as_torch(self: Any, input: Tensor) -> Tensor:
-        if is_sharded(input):
-            return original(self, input)
         return norm(self, input, None if weight is None else getattr(self, weight))
 
     def converted(self: Any, input: Tensor) -> Tensor:
-        if is_sharded(input):
-            return original(self, input)
         w = None if weight is None else getattr(self, weight)
         of_input = input.dtype
         of_weight = w.dtype if w is not None else of_input if bias is None else getattr(self, bias).dtype
@@ -226,7 +218,7 @@ def _identified(trial: _Trial) -> tuple[Form, tuple[int, ...]]:
                 x_here = x * 1e-3 if small else x
                 y = trial.run(made, x_here)
                 for form in _forms(trial, shape, eps):
-                    if difference(forward_of(form, trial.cls)(made, x_here), y) is None:
+                    if difference(forward_of(form)(made, x_here), y) is None:
                         if why := depends_on(trial.cls, made, x_here, eps):
                             raise Refuted(why)
                         return form, shape
@@ -332,7 +324,7 @@ def _agree(
         if optional:  # of this many dimensions, or of these dtypes, it makes nothing
             return
         raise
-    ours = forward_of(form, trial.cls)(made, x)
+    ours = forward_of(form)(made, x)
     why = difference(ours, y, coarser(x_dtype, dtype), bits)
     if why is None and gradients:
         parameters = {name: p for name, p in made._parameters.items() if p is not None}

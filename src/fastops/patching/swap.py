@@ -97,11 +97,6 @@ def unused_children(module: Module) -> tuple[str, ...]:
     return getattr(type(module), "_fastops_unused", ())
 
 
-def is_sharded(x: torch.Tensor) -> bool:
-    """A DTensor, for which operators of fastops have no sharding rules: what is swapped then computes as before."""
-    return type(x) is not torch.Tensor and hasattr(x, "placements") and hasattr(x, "device_mesh")
-
-
 def with_parameter_named(forward: FunctionType, name: str) -> FunctionType:
     """``forward(self, input)`` whose one argument has another name, so that callers by keyword still reach it."""
 
