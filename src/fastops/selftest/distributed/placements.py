@@ -30,7 +30,7 @@ class Effort(NamedTuple):
 # By --quick: on the first dtype, and on each other one.
 EFFORTS = {
     True: (Effort(24, few=True, constants=False), Effort(0, few=True, constants=False)),
-    False: (Effort(120, few=False, constants=True), Effort(30, few=False, constants=False)),
+    False: (Effort(80, few=False, constants=True), Effort(20, few=False, constants=False)),
 }
 
 
