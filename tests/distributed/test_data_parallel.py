@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from models import Decoder, batch, decoder, plan
+from decoders import Decoder, batch, decoder, plan
 from processes import check_close, spawn, whole
 from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict

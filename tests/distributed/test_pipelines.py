@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import Decoder, batch, decoder
+from decoders import Decoder, batch, decoder
 from processes import check_close, numbers, spawn
 from torch import Tensor, distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import CLASSES, WIDTH, batch, decoder, plan
+from decoders import CLASSES, WIDTH, batch, decoder, plan
 from processes import check_close, numbers, spawn, whole
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh

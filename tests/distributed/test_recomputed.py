@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import Decoder, batch, decoder, plan
+from decoders import Decoder, batch, decoder, plan
 from processes import spawn, whole
 from torch import Tensor, distributed
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper

@@ -1,11 +1,11 @@
-"""The text of docs/performance.md, and its pictures, from the measurements; beside them what ``models`` makes."""
+"""The text of docs/performance.md, and its pictures, from the measurements; beside them what ``whole_models`` makes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-import models
+import whole_models
 from prose import listed, wrapped
 from tables import NOTHING, Card, named, shape, significant, span, table
 
@@ -46,7 +46,7 @@ TIES = 0.01  # of a time; less is noise
 
 def card(root: Path, name: str) -> Card:
     found = records.read(root / f"benchmarks/results/{name}.csv")
-    of_ops = (r for r in found if r.measure not in models.MEASURES)
+    of_ops = (r for r in found if r.measure not in whole_models.MEASURES)
     return Card(r for r in of_ops if name != GPU or r.level == GPU_LEVEL)
 
 
@@ -54,8 +54,8 @@ def files(root: Path) -> dict[Path, str]:
     """What is generated, by its path in the tree."""
     gpu, losses, cpu = card(root, GPU), card(root, LOSSES_GPU), card(root, CPU)
     pictured = [r for r in gpu.records if r.op in PICTURED and r.dtype == HALF and r.measure == "call"]
-    found = models.files(root)
-    link = models.LINK if models.PAGE in found else ""
+    found = whole_models.files(root)
+    link = whole_models.LINK if whole_models.PAGE in found else ""
     found |= {Path("docs/performance.md"): text(gpu, losses, cpu, link), Path(f"docs/{GPU}.svg"): plot.drawn(pictured)}
     if steps := steps_of_head(losses):
         found[Path(f"docs/{HEAD_PICTURE}")] = plane.drawn(steps)

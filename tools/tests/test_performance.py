@@ -16,10 +16,10 @@ from fastops.bench.model.implementations import IMPLEMENTATIONS
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools" / "performance"))
 
-import models  # noqa: E402
 import page  # noqa: E402
 import prose  # noqa: E402
 import tables  # noqa: E402
+import whole_models  # noqa: E402
 
 RESULTS = sorted((ROOT / "benchmarks/results").glob("*"))
 
@@ -101,7 +101,7 @@ def unmeasured(tmp_path: Path) -> Path:
     folder = tmp_path / "benchmarks/results"
     folder.mkdir(parents=True)
     for file in RESULTS:
-        of_ops = [r for r in records.read(file) if r.measure not in models.MEASURES]
+        of_ops = [r for r in records.read(file) if r.measure not in whole_models.MEASURES]
         (folder / file.name).write_text(records.text(of_ops), encoding="utf-8")
     return tmp_path
 
@@ -123,7 +123,7 @@ def put(measured: list[records.Record], root: Path, card: str) -> dict[Path, str
 
 def test_no_models_before(unmeasured: Path) -> None:
     found = page.files(unmeasured)
-    assert f"{models.BEGIN}\n{models.END}\n" in found[models.README]
+    assert f"{whole_models.BEGIN}\n{whole_models.END}\n" in found[whole_models.README]
     assert not any("models" in path.name for path in found)
     assert "models.md" not in found[Path("docs/performance.md")]
 
@@ -133,7 +133,7 @@ def test_models_once_they_are_measured(unmeasured: Path) -> None:
     times = {"fastops": 64.0, "fastops+compile": 80.0, "eager": 128.0, "compile": 80.0, "liger": 100.0}
     vit = {"eager": 64.0, "fastops": 50.0}
     found = put([*steps("vit", vit, "12x768x64x197"), *steps("llama", times)], unmeasured, "h100")
-    lines = found[models.PAGE].splitlines()
+    lines = found[whole_models.PAGE].splitlines()
     assert "## One H100, PyTorch 2.13.0" in lines
     assert lines[lines.index("| --- | --- | --- | --- | --- | --- | --- |") + 1 :] == [
         "| `LlamaForCausalLM`, bf16, 8×2048×4×2048 | fastops | **128** | 1.25 | 16.0 | 6.40 | **1280** |",
@@ -144,7 +144,7 @@ def test_models_once_they_are_measured(unmeasured: Path) -> None:
         "| `ViTForImageClassification`, bf16, 12×768×64×197 | fastops | **252** | 1.28 | 12.5 | 5.00 | **2522** |",
         "|  | eager | 197 | 1.00 | 16.0 | 6.40 | 1970 |",
     ]
-    readme = found[models.README]
+    readme = found[whole_models.README]
     assert "on one H100, PyTorch 2.13.0:" in readme
     assert "|  | fastops | fastops+compile | eager | compile | liger | fastops over the best other |" in readme
     llama = "**128**, 16.0 | 102, 20.0 | 64.0, 32.0 | 102, 20.0 | 81.9, 25.0 | 1.25"
@@ -152,11 +152,11 @@ def test_models_once_they_are_measured(unmeasured: Path) -> None:
     assert "12×768×64×197 | **252**, 12.5 | – | 197, 16.0 | – | – | 1.28 |" in readme
     picture = Path("docs/models-h100.svg")
     assert f"({picture})" in readme
-    assert f"({picture.name})" in found[models.PAGE]
+    assert f"({picture.name})" in found[whole_models.PAGE]
     assert found[picture].count("<circle") == len(times), "vit is in the tables alone"
-    (unmeasured / models.README).write_text(readme, encoding="utf-8")
+    (unmeasured / whole_models.README).write_text(readme, encoding="utf-8")
     assert page.files(unmeasured) == found, "the same again"
-    assert models.with_part(readme, "") == before[models.README]
+    assert whole_models.with_part(readme, "") == before[whole_models.README]
 
 
 def test_models_of_several_cards(unmeasured: Path) -> None:
@@ -166,7 +166,7 @@ def test_models_of_several_cards(unmeasured: Path) -> None:
     times = dict.fromkeys(IMPLEMENTATIONS, 50.0)
     put([r for arch in ARCHITECTURES for r in steps(arch, times)], unmeasured, "h200")
     found = put(steps("gpt2", {"fastops": 64.0}, "12x768x8x1024"), unmeasured, "h100")
-    text = found[models.PAGE]
+    text = found[whole_models.PAGE]
     assert [line for line in text.splitlines() if line.startswith("## ")] == [
         f"## One {card}, PyTorch 2.13.0" for card in ("H100", "H200")
     ]
@@ -174,15 +174,15 @@ def test_models_of_several_cards(unmeasured: Path) -> None:
     assert text.index("Llama") < text.index("Qwen3") < text.index("Gemma2") < text.index("Bert"), "the benchmark's"
     assert Path("docs/models-h200.svg") in found
     assert Path("docs/models-h100.svg") not in found
-    assert "models-h100.svg" not in text + found[models.README]
-    assert all(len(found[path].splitlines()) <= 150 for path in (models.PAGE, performance))
-    assert found[performance].count(models.LINK) == 1
-    assert found[performance].replace(models.LINK, "") == before, "its numbers are of operators alone"
+    assert "models-h100.svg" not in text + found[whole_models.README]
+    assert all(len(found[path].splitlines()) <= 150 for path in (whole_models.PAGE, performance))
+    assert found[performance].count(whole_models.LINK) == 1
+    assert found[performance].replace(whole_models.LINK, "") == before, "its numbers are of operators alone"
 
 
 def test_readme_without_its_comments() -> None:
     with pytest.raises(ValueError, match=r"README.md must have the comments"):
-        models.with_part(f"# fastops\n\n{models.BEGIN}\n", "")
+        whole_models.with_part(f"# fastops\n\n{whole_models.BEGIN}\n", "")
 
 
 def test_only_peers_are_ahead() -> None:
