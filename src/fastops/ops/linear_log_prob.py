@@ -295,33 +295,21 @@ def linear_log_prob(
         TypeError: an argument of another type.
         ValueError: no such ``save``.
     """
-    if has_torch_function_variadic(input, linear_weight, target, linear_bias):
-        return handle_torch_function(
-            linear_log_prob,
-            (input, linear_weight, target, linear_bias),
-            input,
-            linear_weight,
-            target,
-            linear_bias=linear_bias,
-            scale=scale,
-            softcap=softcap,
-            ignore_index=ignore_index,
-            entropy=entropy,
-            save=save,
-        )
-    if is_sharded(input) or is_sharded(linear_weight):
+    overridden = has_torch_function_variadic(input, linear_weight, target, linear_bias)
+    if overridden or is_sharded(input) or is_sharded(linear_weight):
+        options = {
+            "scale": scale,
+            "softcap": softcap,
+            "ignore_index": ignore_index,
+            "entropy": entropy,
+            "save": save,
+        }
+        tensors = input, linear_weight, target
+        if overridden:
+            operands = (*tensors, linear_bias)
+            return handle_torch_function(linear_log_prob, operands, *tensors, linear_bias=linear_bias, **options)  # type: ignore[arg-type]
         from .sharded_losses import linear_log_prob_of_dtensors
 
-        return linear_log_prob_of_dtensors(  # type: ignore[no-any-return]
-            input,
-            linear_weight,
-            target,
-            linear_bias,
-            scale=scale,
-            softcap=softcap,
-            ignore_index=ignore_index,
-            entropy=entropy,
-            save=save,
-        )
+        return linear_log_prob_of_dtensors(*tensors, linear_bias, **options)  # type: ignore[arg-type,no-any-return]
     arguments = raw_arguments(input, linear_weight, target, linear_bias, scale, softcap, ignore_index, entropy, save)
     return (_with_entropy if entropy else _op).call(*arguments)
