@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from processes import device_type
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
@@ -105,12 +106,13 @@ def decoder(ours: bool = True, layers: int = LAYERS) -> Decoder:
     for parameter in found.parameters():
         parameter.data.add_(torch.randn_like(parameter) * 0.1)  # norms too have numbers of their own
     if not ours:
-        return found
+        return found.to(device_type())
     made = Decoder(True, layers)
     made.load_state_dict(found.state_dict())
-    return made
+    return made.to(device_type())
 
 
 def batch(seed: int, rows: int = 2, length: int = 8) -> tuple[Tensor, Tensor]:
     text = torch.randint(0, CLASSES, (rows, length + 1), generator=torch.Generator().manual_seed(seed))
+    text = text.to(device_type())
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()

@@ -1,4 +1,4 @@
-"""DDP; FSDP2, also beside tensor and sequence parallel on a mesh of 2 × 2, its checkpoints, and half types."""
+"""DDP; FSDP2, also beside tensor and sequence parallel on a mesh of two dimensions, its checkpoints, and half types."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from decoders import Decoder, batch, decoder, plan
-from processes import check_close, spawn, whole
+from processes import check_close, device_type, mesh_of, on, spawn, whole
 from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="this PyTorch has no gloo")
-
-PROCESSES = 4
 STEPS = 2
 
 
@@ -71,14 +68,15 @@ def steps(mesh: DeviceMesh) -> None:
 def replicated(rank: int) -> None:
     """DDP, two batches to a step: the first's gradients are added up with the second's."""
     expected = decoder(ours=False).double()
-    for k in range(2 * PROCESSES):
-        (expected(*batch(k)) / PROCESSES).backward()
+    processes = distributed.get_world_size()
+    for k in range(2 * processes):
+        (expected(*batch(k)) / processes).backward()
     gradients = [p.grad for p in expected.parameters()]
     for options in ({"gradient_as_bucket_view": True}, {"static_graph": True}, {"find_unused_parameters": True}):
         model = DistributedDataParallel(decoder(), **options)  # type: ignore[arg-type]
         with contextlib.nullcontext() if "static_graph" in options else model.no_sync():
             model(*batch(rank)).backward()
-        model(*batch(PROCESSES + rank)).backward()
+        model(*batch(processes + rank)).backward()
         check_close(f"DDP {options}", [p.grad for p in model.parameters()], gradients)
 
 
@@ -132,7 +130,7 @@ def checkpoints(mesh: DeviceMesh, folder: Path) -> None:
     dcp.save(expected.state_dict(), checkpoint_id=folder / "theirs")
     with torch.device("meta"):
         model = Decoder(True)
-    sharded(model, mesh).to_empty(device="cpu")
+    sharded(model, mesh).to_empty(device=device_type())
     state = get_model_state_dict(model)
     dcp.load(state, checkpoint_id=folder / "theirs")
     set_model_state_dict(model, state)
@@ -152,8 +150,9 @@ def checkpoints(mesh: DeviceMesh, folder: Path) -> None:
 
 
 def each(folder: Path, rank: int) -> None:
-    row = init_device_mesh("cpu", (PROCESSES,), mesh_dim_names=("data",))
-    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    processes = distributed.get_world_size()
+    row = mesh_of(processes, names=("data",))
+    square = mesh_of(processes // 2, 2, names=("data", "model"))
     replicated(rank)
     for mesh in (row, square):
         steps(mesh)
@@ -163,5 +162,6 @@ def each(folder: Path, rank: int) -> None:
     checkpoints(square, folder)
 
 
-def test_processes(tmp_path: Path) -> None:
-    spawn(functools.partial(each, tmp_path), PROCESSES, tmp_path)
+@pytest.mark.parametrize(("device", "processes"), [on("cpu", 4, 4), on("cuda", 2, 2)])
+def test_processes(device: str, processes: int, tmp_path: Path) -> None:
+    spawn(functools.partial(each, tmp_path), processes, tmp_path, device)

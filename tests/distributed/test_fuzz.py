@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 from cases import CASES, Case
-from processes import agree, placed, run, spawn
+from processes import agree, mesh_of, on, placed, run, spawn
 from torch import Tensor, distributed
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
-
-pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="this PyTorch has no gloo")
 
 FEW, MANY = 40, 2000
 
@@ -51,7 +49,7 @@ def refused(case: Case, placements: list[list[Placement]], mesh: DeviceMesh) -> 
 def fuzz(count: int, rank: int) -> None:
     processes = distributed.get_world_size()
     shapes = [(processes,), (2, processes // 2)]
-    meshes = [init_device_mesh("cpu", shape) for shape in shapes]
+    meshes = [mesh_of(*shape) for shape in shapes]
     chance = random.Random(processes)
     for k in range(count):
         mesh, case = chance.choice(meshes), chance.choice(CASES)
@@ -62,7 +60,8 @@ def fuzz(count: int, rank: int) -> None:
         agree(what, case.function, (*case.spread, *case.whole), placements, mesh, needs)
 
 
-@pytest.mark.parametrize("processes", [2, 4])  # of which 4 take longer
-def test_processes(processes: int, tmp_path: Path, pytestconfig: Any) -> None:
+@pytest.mark.parametrize(("device", "processes"), [on("cpu", 2, 2), on("cpu", 4, 4), on("cuda", 2, 2)])
+def test_processes(device: str, processes: int, tmp_path: Path, pytestconfig: Any) -> None:
     count = MANY if pytestconfig.getoption("all") else FEW
-    spawn(functools.partial(fuzz, count if processes == 2 else count // 4), processes, tmp_path)
+    fewer = count if processes == 2 else count // 4  # of 4, which take longer
+    spawn(functools.partial(fuzz, fewer), processes, tmp_path, device)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from processes import Placements, agree, numbers, placed, spawn
-from torch import Tensor, distributed
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from processes import Placements, agree, mesh_of, numbers, on, placed, spawn
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import fastops
-
-pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="this PyTorch has no gloo")
 
 R: Placements = [Replicate()]
 ROWS, FEATURES = 7, 8
@@ -140,7 +139,8 @@ def misuses(mesh: DeviceMesh) -> None:
     # A plain target is that of all processes, where all have all rows.
     sharded = placed(numbers((ROWS, 12), 1), mesh, [Shard(1)])
     expected = fastops.cross_entropy(numbers((ROWS, 12), 1), y)
-    torch.testing.assert_close(fastops.cross_entropy(sharded, y).full_tensor(), expected)  # type: ignore[union-attr]
+    found = fastops.cross_entropy(sharded, y.to(sharded.device))
+    torch.testing.assert_close(found.full_tensor().cpu(), expected)  # type: ignore[union-attr]
 
 
 def twice(mesh: DeviceMesh) -> None:
@@ -157,14 +157,14 @@ def twice(mesh: DeviceMesh) -> None:
 
 
 def one_dimension(rank: int) -> None:
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = mesh_of(2)
     for part in (logits, weighted, heads, misuses, twice):
         part(mesh)
 
 
 def two_dimensions(rank: int) -> None:
     """Rows along one mesh dimension and classes along the other: the mean is that of all rows."""
-    mesh = init_device_mesh("cpu", (2, 2))
+    mesh = mesh_of(2, 2)
     r, s0, s1 = Replicate(), Shard(0), Shard(1)
     classes, y = 13, targets(ROWS, 13)
     x, w = numbers((ROWS, FEATURES), 4), numbers((classes, FEATURES), 5)
@@ -208,11 +208,14 @@ def two_dimensions(rank: int) -> None:
         (True, False),
     )
     agree("rows twice", fastops.cross_entropy, [numbers((ROWS, classes), 1), y], [[s0, s0]] * 2, mesh, (True, False))
-    row = init_device_mesh("cpu", (4,))
+    row = mesh_of(4)
     few, of_few = numbers((ROWS, 5), 1), targets(ROWS, 5)  # 2, 2, 1 and none
     agree("none of 5", fastops.cross_entropy, [few, of_few], [[s1], R], row, (True, False))
 
 
-@pytest.mark.parametrize(("processes", "what"), [(2, one_dimension), (4, two_dimensions)])
-def test_processes(processes: int, what: Any, tmp_path: Path) -> None:
-    spawn(what, processes, tmp_path)
+WAYS = [on("cpu", 2, 2, one_dimension), on("cuda", 2, 2, one_dimension), on("cpu", 4, 4, two_dimensions)]
+
+
+@pytest.mark.parametrize(("device", "processes", "what"), WAYS)
+def test_processes(device: str, processes: int, what: Callable[[int], None], tmp_path: Path) -> None:
+    spawn(what, processes, tmp_path, device)

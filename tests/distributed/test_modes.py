@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from cases import H, S, matrix, of_outputs, w, x
-from processes import Function, Placements, agree, check_close, numbers, placed, run, spawn, whole
-from torch import Tensor, distributed
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from processes import DEVICES, Function, Placements, agree, check_close, mesh_of, numbers, placed, run, spawn, whole
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -19,13 +19,11 @@ import fastops
 from fastops import kit
 from fastops.sharding import rows
 
-pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="this PyTorch has no gloo")
-
 R = [Replicate()]
 
 
 def modes(rank: int) -> None:
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = mesh_of(2)
     assert fastops.sharding.lazy._why_not is None, "the rules came before a DTensor did"
     compiled(mesh)  # first: nothing but Dynamo has seen a DTensor
     products(mesh)
@@ -88,7 +86,7 @@ def twice(mesh: DeviceMesh, placements: Placements) -> None:
     def second(function: Function) -> Function:
         def of(*given: Tensor) -> Any:
             y = function(*given)
-            grad = numbers(y.shape, 50, y.dtype)
+            grad = numbers(y.shape, 50, y.dtype).to(y.device)
             if y is not whole(y):
                 grad = distribute_tensor(grad, mesh, y.placements)
             gradients = torch.autograd.grad(y, given, grad, create_graph=True)
@@ -171,5 +169,6 @@ def given_rule(mesh: DeviceMesh) -> None:
         made()(placed(x(), mesh, [Shard(0)]), placed(w, mesh, R))
 
 
-def test_processes(tmp_path: Path) -> None:
-    spawn(modes, 2, tmp_path)
+@pytest.mark.parametrize("device", DEVICES)
+def test_processes(device: str, tmp_path: Path) -> None:
+    spawn(modes, 2, tmp_path, device)

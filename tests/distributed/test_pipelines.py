@@ -7,15 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from decoders import Decoder, batch, decoder
-from processes import check_close, numbers, spawn
+from processes import DEVICES, check_close, device_type, numbers, spawn
 from torch import Tensor, distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble
 
 import fastops
-
-pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="this PyTorch has no gloo")
 
 LAYERS, MICROBATCHES = 4, 4
 # Which stages are of which process, of as many as there are.
@@ -50,7 +48,7 @@ def schedules(rank: int) -> None:
     gradients = {name: p.grad for name, p in truth.named_parameters()}
     for schedule, places in SCHEDULES.items():
         model, count = decoder(layers=LAYERS), sum(map(len, places))
-        stages = [PipelineStage(Stage(model, k, count), k, count, torch.device("cpu")) for k in places[rank]]
+        stages = [PipelineStage(Stage(model, k, count), k, count, torch.device(device_type())) for k in places[rank]]
         several = len(stages) > 1
         run = schedule(stages if several else stages[0], MICROBATCHES, loss_fn=model.loss)  # type: ignore[arg-type]
         losses: list[Tensor] = []
@@ -68,8 +66,9 @@ def schedules(rank: int) -> None:
         assert sorted(name for part in names for name in part or ()) == sorted(gradients)
 
 
-def test_processes(tmp_path: Path) -> None:
-    spawn(schedules, 2, tmp_path)
+@pytest.mark.parametrize("device", DEVICES)
+def test_processes(device: str, tmp_path: Path) -> None:
+    spawn(schedules, 2, tmp_path, device)
 
 
 class Fused(nn.Module):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from decoders import CLASSES, WIDTH, batch, decoder, plan
-from processes import check_close, numbers, spawn, whole
-from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from processes import DEVICES, check_close, device_type, mesh_of, numbers, spawn, whole
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import (
@@ -24,8 +24,6 @@ from torch.distributed.tensor.parallel import (
 )
 
 import fastops
-
-pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="this PyTorch has no gloo")
 
 B, S = 2, 6
 
@@ -41,7 +39,7 @@ def trained(module: nn.Module, inputs: Sequence[Tensor]) -> tuple[int, int, list
     given = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
     with CommDebugMode() as forward:
         y = module(*given)
-    grad: Tensor = numbers(y.shape, 100, y.dtype)
+    grad: Tensor = numbers(y.shape, 100, y.dtype).to(y.device)
     if isinstance(y, DTensor):
         grad = distribute_tensor(grad, y.device_mesh, y.placements)
     with CommDebugMode() as backward:
@@ -62,6 +60,7 @@ def check(
     more: int = 0,
 ) -> None:
     """In no more collectives than torch.nn's, or ``more``. ``tokens``: the first input's are in shards."""
+    ours, theirs, *inputs = (t.to(device_type()) for t in (ours, theirs, *inputs))  # type: ignore[attr-defined]
     for k, parameter in enumerate(theirs.parameters()):
         parameter.data.copy_(numbers(parameter.shape, 200 + k))
     for mine, its in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -114,7 +113,7 @@ def initial_weights(mesh: DeviceMesh) -> None:
     assert isinstance(norm.weight, DTensor)
     assert norm.weight.full_tensor().eq(0).all()
     norm.reset_parameters()
-    y = norm(numbers((B, S, WIDTH), 0))
+    y = norm(numbers((B, S, WIDTH), 0).to(device_type()))
     assert y.placements == (Shard(1),)
     y.sum().backward()
     assert norm.weight.grad is not None
@@ -259,10 +258,11 @@ def whole_model(mesh: DeviceMesh) -> None:
 
 
 def plans(rank: int) -> None:
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = mesh_of(2)
     for part in (rows, initial_weights, linears, gated, losses, whole_model):
         part(mesh)
 
 
-def test_processes(tmp_path: Path) -> None:
-    spawn(plans, 2, tmp_path)
+@pytest.mark.parametrize("device", DEVICES)
+def test_processes(device: str, tmp_path: Path) -> None:
+    spawn(plans, 2, tmp_path, device)

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 from decoders import Decoder, batch, decoder, plan
-from processes import spawn, whole
-from torch import Tensor, distributed
+from processes import DEVICES, mesh_of, spawn, whole
+from torch import Tensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -85,7 +84,7 @@ def test_plain_tensors() -> None:
 
 
 def of_shards(rank: int) -> None:
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = mesh_of(2)
 
     def made() -> Decoder:
         return parallelize_module(decoder(), mesh, plan())  # type: ignore[return-value]
@@ -93,9 +92,9 @@ def of_shards(rank: int) -> None:
     check(made)
 
 
-@pytest.mark.skipif(not distributed.is_gloo_available(), reason="this PyTorch has no gloo")
-def test_processes(tmp_path: Path) -> None:
-    spawn(of_shards, 2, tmp_path)
+@pytest.mark.parametrize("device", DEVICES)
+def test_processes(device: str, tmp_path: Path) -> None:
+    spawn(of_shards, 2, tmp_path, device)
 
 
 @pytest.mark.parametrize("ours", [fastops.nn.RMSNorm, fastops.nn.LayerNorm])

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from cases import CASES, Case, H, w, x
-from processes import agree, placed, spawn
+from processes import agree, mesh_of, on, placed, spawn
 from torch import Tensor, distributed
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 import fastops
-
-pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="this PyTorch has no gloo")
 
 
 def check(case: Case, placements: Sequence[Placement], mesh: DeviceMesh) -> None:
@@ -43,7 +41,7 @@ def check(case: Case, placements: Sequence[Placement], mesh: DeviceMesh) -> None
 
 def every_placement(rank: int) -> None:
     """On a mesh of one dimension."""
-    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    mesh = mesh_of(distributed.get_world_size())
     for case in CASES:
         for placement in (Replicate(), *map(Shard, range(case.spread[0].dim())), Partial()):
             check(case, [placement], mesh)
@@ -72,14 +70,14 @@ def no_rule_no_answer(mesh: DeviceMesh) -> None:
 
 def two_dimensions(rank: int) -> None:
     """On a mesh of two; and fewer rows than processes."""
-    mesh = init_device_mesh("cpu", (2, 2))
+    mesh = mesh_of(2, 2)
     for k, case in enumerate(CASES[::2]):
         sharded = [Shard(d) for d in case.free]
         pairs = [*itertools.product(sharded, repeat=2), (Replicate(), sharded[0]), (Partial(), sharded[-1])]
         if case.name.startswith("linear") and (Shard(1), Shard(1)) in pairs:
             pairs.remove((Shard(1), Shard(1)))  # which torch's product does not take
         check(case, pairs[k % len(pairs)], mesh)
-    row = init_device_mesh("cpu", (4,))
+    row = mesh_of(4)
     few = x(0, 3, 2, H)
     agree(
         "fewer rows",
@@ -91,6 +89,9 @@ def two_dimensions(rank: int) -> None:
     )
 
 
-@pytest.mark.parametrize(("processes", "what"), [(2, every_placement), (4, two_dimensions)])
-def test_processes(processes: int, what: object, tmp_path: Path) -> None:
-    spawn(what, processes, tmp_path)  # type: ignore[arg-type]
+WAYS = [on("cpu", 2, 2, every_placement), on("cuda", 2, 2, every_placement), on("cpu", 4, 4, two_dimensions)]
+
+
+@pytest.mark.parametrize(("device", "processes", "what"), WAYS)
+def test_processes(device: str, processes: int, what: Callable[[int], None], tmp_path: Path) -> None:
+    spawn(what, processes, tmp_path, device)
