@@ -83,9 +83,10 @@ def same_everywhere(x: Tensor, processes: int) -> None:
 def collectives(rank: int, processes: int, group: ProcessGroup) -> None:
     """One all-gather of four numbers a row and one row more; the backward adds up the input's gradient alone."""
     counted: list[tuple[str, int]] = []
-    real = distributed.all_gather, distributed.all_reduce
+    name = "all_gather_single" if hasattr(distributed, "all_gather_single") else "all_gather_into_tensor"
+    real = getattr(distributed, name), distributed.all_reduce
 
-    def all_gather(of_all: list[Tensor], x: Tensor, **options: Any) -> Any:
+    def all_gather(of_all: Tensor, x: Tensor, **options: Any) -> Any:
         counted.append(("all_gather", x.numel()))
         return real[0](of_all, x, **options)
 
@@ -93,7 +94,8 @@ def collectives(rank: int, processes: int, group: ProcessGroup) -> None:
         counted.append(("all_reduce", x.numel()))
         return real[1](x, **options)
 
-    distributed.all_gather, distributed.all_reduce = all_gather, all_reduce  # type: ignore[assignment]
+    setattr(distributed, name, all_gather)
+    distributed.all_reduce = all_reduce  # type: ignore[assignment]
     try:
         x, w = torch.randn(ROWS, FEATURES, requires_grad=True), torch.randn(8, FEATURES, requires_grad=True)
         target = torch.randint(0, 8 * processes, (ROWS,), generator=torch.Generator().manual_seed(0))
@@ -104,7 +106,8 @@ def collectives(rank: int, processes: int, group: ProcessGroup) -> None:
         fastops.linear_cross_entropy(x, w, target, group=group).backward()
         assert counted[2:] == [("all_gather", 4 * (ROWS + 1)), ("all_reduce", ROWS * FEATURES)]
     finally:
-        distributed.all_gather, distributed.all_reduce = real
+        setattr(distributed, name, real[0])
+        distributed.all_reduce = real[1]  # type: ignore[assignment]
 
 
 def misuses(rank: int, processes: int, group: ProcessGroup) -> None:

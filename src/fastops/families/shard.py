@@ -20,6 +20,11 @@ class Shard(NamedTuple):
         """Whether so many classes are not too many; if they are, all processes are to hear of it."""
         return self.first_class + count <= self.classes
 
+    def count_of(self, rank: int, processes: int) -> int:
+        """How many classes a process must have: equal numbers of them, but the last, which has those that are left."""
+        each = -(-self.classes // processes)
+        return min(each, self.classes - rank * each)
+
 
 def check_group(op: str, group: Any, classes: object) -> None:
     if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int)):
@@ -61,30 +66,33 @@ def shard_of(op: str, count: int, classes: int | None, group: Any) -> Shard:
 def gathered(op: str, part: Tensor, count: int, shard: Shard) -> Tensor:
     """The processes' numbers of rows, [processes, *, 4], in their order.
 
-    One more row tells how many classes each has, and which. Where they do not fit together: RuntimeError on the CPU, on
+    One more row tells of each whether it has the classes that it must. Where one has not: RuntimeError on the CPU, on
     GPUs, for which nobody waits, NaN.
     """
     from torch import distributed
 
-    processes = distributed.get_world_size(shard.group)
+    processes, rank = distributed.get_world_size(shard.group), distributed.get_rank(shard.group)
     rows = part.reshape(-1, part.shape[-1])
     mine = rows.new_empty(rows.shape[0] + 1, rows.shape[1])
     mine[:-1] = rows
-    for k, number in enumerate((count, shard.first_class, shard.classes, 0)):  # by fills, for which nobody waits
-        mine[-1, k] = number
-    parts = mine.new_empty(processes, *mine.shape)
+    mine[-1] = shard.classes if count == shard.count_of(rank, processes) else torch.nan  # by a fill: nobody waits
+    if part.is_cpu:  # for the error's sentence
+        mine[-1, 1:3] = rows.new_tensor([count, shard.first_class])
+    parts = mine.new_empty(processes * mine.shape[0], mine.shape[1])
     # The form with one tensor has another name from torch 2.13 on.
-    distributed.all_gather(list(parts.unbind()), mine, group=shard.group)
-    counts, firsts, classes, _ = parts[:, -1].unbind(1)
-    fit = (classes == classes[0]).all() & (counts.sum() == classes[0]) & (firsts == counts.cumsum(0) - counts).all()
-    if part.is_cpu and not fit:
-        raise RuntimeError(
-            f"[{op}] the processes must have classes that follow each other, {shard.classes} in all, got "
-            f"{counts.long().tolist()} from {firsts.long().tolist()} on"
-        )
-    found = parts[:, :-1]
+    gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+    gather(parts, mine, group=shard.group)
+    parts = parts.view(processes, *mine.shape)
+    found, of_all = parts[:, :-1], parts[:, -1:, :1]
+    fits = of_all == shard.classes
     if not part.is_cpu:
-        found = torch.where(fit, found, torch.nan)
+        found = torch.where(fits, found, torch.nan)
+    elif not fits.all():
+        counts, firsts = (number.long().tolist() for number in parts[:, -1, 1:3].unbind(1))
+        raise RuntimeError(
+            f"[{op}] the processes must have classes that follow each other, {shard.classes} in all, got {counts} from "
+            f"{firsts} on"
+        )
     return found.reshape(processes, *part.shape)
 
 

@@ -45,9 +45,10 @@ class CrossEntropyOfShard(Function):
         check_classes("cross_entropy", target, ignore_index, classes)
         dim = 1 if input.dim() > 1 else 0
         of_part = (weight, ignore_index, label_smoothing, scale, softcap)
-        part = input.new_zeros((*target.shape, NUMBERS), dtype=statistics_dtype(input))
         if shard.has_room(input.shape[dim]):
             part = likelihood_partial(input, target, dim, first_class, classes, *of_part)
+        else:
+            part = input.new_zeros((*target.shape, NUMBERS), dtype=statistics_dtype(input))
         w = None if weight is None else wide(weight)
         parts = gathered("cross_entropy", part, input.shape[dim], shard)
         loss, lse, total = cross_entropy_merge(parts, target, classes, w, *options, dtype)
@@ -90,12 +91,13 @@ class LinearCrossEntropyOfShard(Function):
         first_class, classes = shard.first_class, shard.classes
         check_classes("linear_cross_entropy", target, ignore_index, classes)
         of_part = (ignore_index, label_smoothing, scale, softcap, False, product, width, kept)
-        part = input.new_zeros((target.numel(), NUMBERS), dtype=statistics_of(input, product))
-        logits = input.new_empty(target.numel(), 0)
         if shard.has_room(linear_weight.shape[0]):
             part, logits = linear_likelihood_partial(
                 input, linear_weight, target, linear_bias, weight, first_class, classes, *of_part
             )
+        else:
+            part = input.new_zeros((target.numel(), NUMBERS), dtype=statistics_of(input, product))
+            logits = input.new_empty(target.numel(), 0)
         w = None if weight is None else wide(weight)
         parts = gathered("linear_cross_entropy", part, linear_weight.shape[0], shard)
         loss, lse, total = cross_entropy_merge(parts, flat(target), classes, w, *options, dtype)
