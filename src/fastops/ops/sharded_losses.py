@@ -7,6 +7,7 @@ sum over rows stays partial, and a mean divides it by what all of them weigh, wh
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -39,8 +40,12 @@ def _is_row(placement: Placement, rows: Sequence[int]) -> bool:
 def _serves(mesh: Any, d: int, classes: int) -> bool:
     """Whether a group has the classes in the order of its ranks, and each of it some."""
     count = mesh.size(d)
-    in_order = bool((mesh.mesh.diff(dim=d) > 0).all())
-    return in_order and classes > (count - 1) * -(-classes // count)
+    return _in_order(mesh, d) and classes > (count - 1) * -(-classes // count)
+
+
+@functools.lru_cache(maxsize=64)  # a fifth of a forward on the host
+def _in_order(mesh: Any, d: int) -> bool:
+    return bool((mesh.mesh.diff(dim=d) > 0).all())
 
 
 def _placements(x: Any) -> Placements:
@@ -49,9 +54,11 @@ def _placements(x: Any) -> Placements:
 
 def _local(x: Any, placements: Placements, of_gradient: Placements) -> Tensor:
     """Of ``x``, so placed; its gradient comes placed ``of_gradient``, and stays so where x did."""
-    if _placements(x) != placements:
-        x = x.redistribute(placements=placements)
-    return x.to_local(grad_placements=of_gradient)  # type: ignore[no-any-return]
+    return _moved(x, placements).to_local(grad_placements=of_gradient)  # type: ignore[no-any-return]
+
+
+def _moved(x: Any, placements: Placements) -> Any:
+    return x if _placements(x) == placements else x.redistribute(placements=placements)
 
 
 class _Rows(NamedTuple):
@@ -72,7 +79,7 @@ class _Rows(NamedTuple):
     def local(self, name: str, x: Tensor) -> Tensor:
         """Of targets those of this process."""
         if isinstance(x, DTensor):
-            return x.redistribute(placements=self.placements).to_local()
+            return _moved(x, self.placements).to_local()
         if self.split:
             raise RuntimeError(
                 f"[{self.op}] got mixed torch.Tensor and DTensor: {name} must be a DTensor where rows are split"
@@ -82,7 +89,7 @@ class _Rows(NamedTuple):
     def whole(self, x: Tensor | None) -> Tensor | None:
         """Of classes' weights all."""
         if isinstance(x, DTensor):
-            return x.redistribute(placements=[Replicate()] * self.mesh.ndim).to_local()
+            return _moved(x, [Replicate()] * self.mesh.ndim).to_local()
         return x
 
     def each(self, x: Tensor, shape: torch.Size) -> DTensor:
