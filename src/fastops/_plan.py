@@ -33,14 +33,14 @@ CPU = "cpu"
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 
 # The norm of an op, and whether it has a residual.
-_NORMS = {
+NORMS = {
     "layer_norm": ("layer", False),
     "rms_norm": ("rms", False),
     "add_layer_norm": ("layer", True),
     "add_rms_norm": ("rms", True),
 }
 # The table's name of an op on the row engine.
-_ROW_OPS = {
+ROW_OPS = {
     "softmax": "softmax",
     "log_softmax": "softmax",
     "cross_entropy": "likelihood",
@@ -48,7 +48,7 @@ _ROW_OPS = {
 }
 _LINEAR_LOSSES = ("linear_cross_entropy", "linear_log_prob")
 _ELEMENTWISE = ("square", "relu", "sigmoid", "axpby", "swiglu", "geglu", "reglu", "glu")
-OPS = (*_NORMS, *_ROW_OPS, *_LINEAR_LOSSES, *_ELEMENTWISE, "linear", "lltm")
+OPS = (*NORMS, *ROW_OPS, *_LINEAR_LOSSES, *_ELEMENTWISE, "linear", "lltm")
 # Of a problem, so that no product of its sizes overflows in the extension.
 _MOST_SIZE, _MOST_NUMBERS = 1 << 40, 1 << 50
 # The sizes that a problem is given by, in the order of its text.
@@ -176,7 +176,7 @@ def plan(
         raise ValueError(f"[plan] op must be one of {', '.join(OPS)}, got {op!r}")
     if dtype not in DTYPES:
         raise ValueError(f"[plan] dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    if parameter is not None and (op not in _NORMS or parameter not in DTYPES):
+    if parameter is not None and (op not in NORMS or parameter not in DTYPES):
         raise ValueError(f"[plan] parameter is for norms, and one of {', '.join(DTYPES)}, got {parameter!r} of {op}")
     size = sizes_of(op, "x".join(map(str, size)))
     name, facts = card_here() if card is None else (card, facts_of(card))
@@ -184,9 +184,9 @@ def plan(
         return Plan(op, backward, name, *_linear_loss(dtype, size, CPU if facts is None else "cuda", backward))
     if facts is None:
         return _on_cpu(op, dtype, size, backward)
-    if op in _NORMS:
+    if op in NORMS:
         found = _norm(op, dtype, parameter or dtype, size, facts, backward)
-    elif op in _ROW_OPS:
+    elif op in ROW_OPS:
         found = _row(op, dtype, size, facts, backward)
     elif op == "linear":
         found = _linear(dtype, size, facts, backward)
@@ -199,7 +199,7 @@ _Found = tuple[str, int, str, dict[str, Any], str]
 
 
 def _norm(op: str, dtype: str, parameter: str, size: Sequence[int], facts: Facts, backward: bool) -> _Found:
-    norm, residual = _NORMS[op]
+    norm, residual = NORMS[op]
     table = "norm_backward" if backward else "norm_forward"
     found = getattr(_C, f"plan_{table}")(norm, dtype, parameter, residual, *size, facts)
     form = found["form"]
@@ -230,7 +230,7 @@ def _norm(op: str, dtype: str, parameter: str, size: Sequence[int], facts: Facts
 
 def _row(op: str, dtype: str, size: Sequence[int], facts: Facts, backward: bool) -> _Found:
     rows, n = size
-    found = _C.plan_row(_ROW_OPS[op] + "_backward" * backward, dtype, dtype, rows, n, facts)
+    found = _C.plan_row(ROW_OPS[op] + "_backward" * backward, dtype, dtype, rows, n, facts)
     by_cluster = found["kernel"] == "parts by cluster"
     team = "cluster" if by_cluster else "lanes" if found["team"] == "lanes" else "warps"
     details = {
@@ -293,7 +293,7 @@ def _on_cpu(op: str, dtype: str, size: Sequence[int], backward: bool) -> Plan:
     threads = torch.get_num_threads()
     found = _C.plan_cpu(dtype, rows, n, threads)
     details: dict[str, Any] = {"threads": f"up to {threads}, as the work is worth it"}
-    if op in _NORMS:
+    if op in NORMS:
         details["threads"] = f"up to {threads}, each of at least {found['rows a task']} rows"
         shares = found["chunks share segments" if backward else "shares segments"]
         details["segments"] = f"{found['segments']} a row, {'shared among' if shares else 'of whole rows to'} threads"
@@ -310,8 +310,8 @@ def tables_of(op: str, backward: bool = False) -> dict[str, list[dict[str, Any]]
     names = {
         "linear": ["linear_bias", f"linear_{direction}"],
         "lltm": ["lltm"],
-        **{norm: [f"norm_{direction}"] for norm in _NORMS},
-        **{name: ["row"] for name in _ROW_OPS},
+        **{norm: [f"norm_{direction}"] for norm in NORMS},
+        **{name: ["row"] for name in ROW_OPS},
         **{name: ["pointwise"] for name in _ELEMENTWISE},
         **{name: ["slices"] for name in _LINEAR_LOSSES},
     }
@@ -340,11 +340,11 @@ def text_of(op: str, backward: bool = False) -> str:
 
 
 def _is_for(rule: dict[str, Any], op: str, backward: bool = False) -> bool:
-    if op in _ROW_OPS:
-        return _ROW_OPS[op] + "_backward" * backward in rule["op"]
-    if op not in _NORMS:
+    if op in ROW_OPS:
+        return ROW_OPS[op] + "_backward" * backward in rule["op"]
+    if op not in NORMS:
         return True
-    norm, residual = _NORMS[op]
+    norm, residual = NORMS[op]
     return norm in rule["norm"] and ("yes" if residual else "no") in rule["residual"]
 
 

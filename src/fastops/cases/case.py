@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ class RawCall:
     row_outputs: tuple[int, ...] = (0,)
     coarse: tuple[int, ...] = ()  # outputs of a finer dtype that are counted in the first argument's ulps
     args_of: Callable[[int, int], tuple[Any, ...]] | None = None  # of rows [begin, end), where slices are not they
+    most_rows: int = 1 << 62
 
     def __call__(self) -> tuple[Tensor, ...]:
         out = getattr(torch.ops.fastops, self.op)(*self.args)
@@ -45,10 +46,19 @@ class RawCall:
     @property
     def reference(self) -> RawCall:
         """The same call of the plain composition."""
-        return RawCall(f"{self.op}_reference", self.args, self.shared, self.row_outputs, self.coarse)
+        return replace(self, op=f"{self.op}_reference", args_of=None)
 
     def with_args(self, args: tuple[Any, ...]) -> RawCall:
-        return RawCall(self.op, args, self.shared, self.row_outputs, self.coarse)
+        return replace(self, args=args, args_of=None)
+
+    def repeated(self, times: int) -> RawCall:
+        """The same call with all rows so many times, one behind the other."""
+        return self.with_args(
+            tuple(
+                x.repeat(times, *[1] * (x.dim() - 1)) if isinstance(x, Tensor) and k not in self.shared else x
+                for k, x in enumerate(self.args)
+            )
+        )
 
     def rows(self, begin: int, end: int) -> RawCall:
         """The same call with some of the rows alone."""
@@ -68,6 +78,11 @@ class Bound:
     forward: float
     gradient: float
     kernel: float  # of a raw op by itself, in ulps of each result's own dtype
+    far: float = 0.0  # likewise, where it is more: of every number, next to a derivative's zeros, and of long rows
+
+    @property
+    def anywhere(self) -> float:
+        return max(self.kernel, self.far)
 
 
 OVER_ONE_ROUNDING = 1.3
@@ -86,6 +101,7 @@ class Case:
     bounds: dict[torch.dtype, Bound]
     formula: str
     gradient: str
+    elementwise: bool = False  # each result is of one number of each tensor
     relative: bool = False  # nothing cancels in an output: each element keeps its own digits
     relative_gradient: bool = False  # likewise in a gradient
     rounds_between: bool = False  # an intermediate is rounded to the input's dtype, whatever the result's
@@ -104,6 +120,6 @@ class Case:
         return (s for s in self.samples if s.small)
 
 
-def bounds(**ulps: tuple[float, float, float]) -> dict[torch.dtype, Bound]:
+def bounds(**ulps: tuple[float, ...]) -> dict[torch.dtype, Bound]:
     names = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
     return {names[name]: Bound(*errors) for name, errors in ulps.items()}

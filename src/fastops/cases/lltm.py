@@ -67,6 +67,9 @@ def problem(make: Make, batch: int, features: int, state: int | None = None) -> 
     return make(batch, features), weights, make(3 * state), make(batch, state), make(batch, state)
 
 
+_FEW = 16  # rows of a step that is one kernel
+
+
 def raw(make: Make, rows: int, n: int) -> list[RawCall]:
     gates, bias, cell = make(rows, 3 * n), make(3 * n), make(rows, n)
     backward = (make(rows, n), make(rows, n), gates, bias, cell, True)
@@ -75,8 +78,8 @@ def raw(make: Make, rows: int, n: int) -> list[RawCall]:
         RawCall("lltm_cell_backward", backward, row_outputs=(0, 2), shared=(3,)),
     ]
     own = make.device.type == "cuda"  # elsewhere a GEMM of torch's, of whose bits nothing is promised
-    if own or (rows <= 16 and n <= 256):
-        calls += _raw_few(make, min(rows, 16), min(n, 130), own)
+    if own or (rows <= _FEW and n <= 256):
+        calls += _raw_few(make, min(rows, _FEW), min(n, 130), own)
     return calls
 
 
@@ -86,6 +89,6 @@ def _raw_few(make: Make, rows: int, n: int, own: bool) -> list[RawCall]:
     gates = torch.cat([old_h, input], 1) @ weights.mT + bias
     of_step = (make(rows, n), make(rows, n), gates, *inputs)
     return [
-        RawCall("lltm_few", inputs, row_outputs=(0, 1, 2) if own else (), shared=(1, 2), coarse=(2,)),
-        RawCall("lltm_few_backward", of_step, row_outputs=(0, 3, 4) if own else (), shared=(4, 5)),
+        RawCall("lltm_few", inputs, row_outputs=(0, 1, 2) if own else (), shared=(1, 2), coarse=(2,), most_rows=_FEW),
+        RawCall("lltm_few_backward", of_step, row_outputs=(0, 3, 4) if own else (), shared=(4, 5), most_rows=_FEW),
     ]

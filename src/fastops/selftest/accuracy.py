@@ -27,23 +27,34 @@ from torch import Tensor
 from ..cases import Case, Make
 
 
-def ulps(out: Tensor, truth: Tensor, *, relative: bool = False, dtype: torch.dtype | None = None) -> float:
-    """The largest error of a tensor. NaN where the truth has none, or the reverse, is infinitely wrong."""
+def ulps(
+    out: Tensor,
+    truth: Tensor,
+    *,
+    relative: bool = False,
+    dtype: torch.dtype | None = None,
+    among: int | None = None,
+) -> float:
+    """The largest error of a tensor. NaN where the truth has none, or the reverse, is infinitely wrong.
+
+    ``among``: the root mean square is that of so many neighbours, not the whole tensor's.
+    """
     if out.shape != truth.shape:
         raise ValueError(f"result has shape {list(out.shape)}, must have {list(truth.shape)}")
     if out.numel() == 0:
         return 0.0
     if not out.is_floating_point():
         return 0.0 if torch.equal(out.cpu(), truth.cpu()) else torch.inf
-    rounded = truth.to(out.dtype).double()
+    rounded = truth.to(out.dtype).double().contiguous()
     limits = torch.finfo(dtype or out.dtype)
-    out, truth = out.detach().cpu().double(), truth.double()
+    out, truth = out.detach().cpu().double().contiguous(), truth.double().contiguous()
     scale = truth.abs()
     if not relative:
-        finite = scale[scale.isfinite()]
-        largest = finite.max().item() if finite.numel() else 0.0
-        if largest:  # of what is finite, in units of the largest, whose square may not be
-            scale = scale.clamp_min(largest * (finite / largest).square().mean().sqrt().item())
+        finite = torch.where(scale.isfinite(), scale, 0).view(-1, among or scale.numel())
+        largest = finite.amax(-1, keepdim=True).clamp_min(limits.tiny)  # in units of it: its square may not be finite
+        count = scale.isfinite().view_as(finite).sum(-1, keepdim=True).clamp_min(1)
+        root = largest * ((finite / largest).square().sum(-1, keepdim=True) / count).sqrt()
+        scale = torch.maximum(scale.view_as(finite), root).view_as(scale)
     error = (out - truth).abs() / (limits.eps * scale.clamp_min(limits.tiny))
     same = (out == rounded) | (out.isnan() & rounded.isnan())
     error = torch.where(same & ~rounded.isfinite(), 0, error)

@@ -93,7 +93,7 @@ def kernels(t: Target) -> Iterator[Outcome]:
     worst, worst_at = 0.0, ""
     limit = t.case.bounds[t.dtype].kernel
     for rows, columns in ((ROWS, COLUMNS), (5, 3), (4099 if t.quick else 50021, 7)):
-        for call in t.case.raw(t.make(), rows, columns):
+        for call in t.raw(rows, columns):
             truth = call.reference.with_args(wide_copies(call.args))()
             for k, (out, expected) in enumerate(zip(call(), truth, strict=True)):
                 error = ulps(out, expected, dtype=call.args[0].dtype if k in call.coarse else None)
@@ -119,11 +119,16 @@ def finite_differences(t: Target) -> Iterator[Outcome]:
 
 
 def opcheck(t: Target) -> Iterator[Outcome]:
-    """torch's own check of a custom op: schema, fake, tracing."""
+    """torch's own check of a custom op: schema, fake, tracing; the last, which takes long, of one dtype and level."""
     failures = []
-    for call in t.case.raw(t.make(), 3, 5):
+    traced: set[str] = set()
+    for call in t.raw(3, 5):
+        tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
+        if t.dtype == torch.float32 and t.path.best and not (t.quick and call.op in traced):
+            tests.append("test_aot_dispatch_dynamic")
+            traced.add(call.op)
         found: dict[str, Any] = torch.library.opcheck(
-            getattr(torch.ops.fastops, call.op).default, call.args, raise_exception=False
+            getattr(torch.ops.fastops, call.op).default, call.args, test_utils=tests, raise_exception=False
         )
         failures += [f"{call.op} {test}: {result}" for test, result in found.items() if result != "SUCCESS"]
     yield Outcome("opcheck", not failures, detail="; ".join(failures))
@@ -132,7 +137,7 @@ def opcheck(t: Target) -> Iterator[Outcome]:
 def poisoned_outputs(t: Target) -> Iterator[Outcome]:
     found = {}
     for rows, columns in ((ROWS, COLUMNS), (5, 3), (2, 1024)):
-        for call in t.case.raw(t.make(), rows, columns):
+        for call in t.raw(rows, columns):
             try:
                 count = unwritten(call)
             except NotPoisonedError as reason:
@@ -146,9 +151,9 @@ def poisoned_outputs(t: Target) -> Iterator[Outcome]:
 def layouts(t: Target) -> Iterator[Outcome]:
     """Each tensor of each raw op in each layout: the bits of the contiguous one."""
     wrong = {}
-    for call in t.case.raw(t.make(), ROWS, COLUMNS):
+    for call in t.raw(ROWS, COLUMNS):
         for k, x in enumerate(call.args):
-            if not isinstance(x, Tensor) or _is_statistic(call, k):
+            if not isinstance(x, Tensor) or is_statistic(call, k):
                 continue
             for layout in LAYOUTS:
                 if x.dim() < 2 and (layout.__name__ == "transposed" or not x.dim()):
@@ -166,20 +171,20 @@ def layouts(t: Target) -> Iterator[Outcome]:
 _IN_MEMORY_ORDER = {("relu_mask", 1)}  # results whose bits follow the layout
 
 
-def _is_statistic(call: RawCall, k: int) -> bool:
+def is_statistic(call: RawCall, k: int) -> bool:
     """What a forward made for its backward is always contiguous."""
     schema = getattr(torch.ops.fastops, call.op).default._schema
     return schema.arguments[k].name in ("statistics", "rstd", "lse", "total", "entropy")
 
 
 def repeatable(t: Target) -> Iterator[Outcome]:
-    """The same bits from run to run, on the CPU whatever the number of threads."""
+    """The same bits from run to run, on the CPU by any number of threads: of few rows, of many and of long ones."""
     wrong = set()
     threads = torch.get_num_threads()
-    for rows, columns in ((ROWS, COLUMNS), (2053, 129)):
-        for call in t.case.raw(t.make(), rows, columns):
+    for rows, columns in ((ROWS, COLUMNS), (2053, 29), (3, 16411)):
+        for call in t.raw(rows, columns):
             first = call()
-            for count in (threads, 1) if t.path.kind == "cpu" else (threads, threads):
+            for count in (1, 2, 3, 7) if t.path.kind == "cpu" else (threads, threads):
                 torch.set_num_threads(count)
                 try:
                     again = call()
@@ -194,7 +199,7 @@ def rows_alone(t: Target) -> Iterator[Outcome]:
     """A row by itself gives the bits that it gives in the batch."""
     wrong = {}
     for rows, columns in ((ROWS, COLUMNS), (9, 257), (130, 8)):
-        for call in t.case.raw(t.make(), rows, columns):
+        for call in t.raw(rows, columns):
             batch = call()
             for begin, end in ((0, 1), (5, 6), (rows - 1, rows), (1, 4)):
                 alone = call.rows(begin, end)()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..cases import RawCall
 from .accuracy import evaluate, incoming_gradients, tensors_of
 from .checks import COLUMNS, ROWS, Check, Outcome, same_bits
 from .target import Target
@@ -63,7 +64,7 @@ def side_stream(t: Target) -> Iterator[Outcome]:
     """Inputs appear on a side stream behind a long-running kernel; only work on that very stream sees them."""
     wrong = {}
     stream = torch.cuda.Stream(t.path.device)
-    for call in t.case.raw(t.make(), ROWS, COLUMNS):
+    for call in t.raw(ROWS, COLUMNS):
         expected = call()
         late = call.with_args(tuple(_spoiled(x) if isinstance(x, Tensor) else x for x in call.args))
         torch.cuda.synchronize(t.path.device)
@@ -76,6 +77,42 @@ def side_stream(t: Target) -> Iterator[Outcome]:
         if not all(same_bits(a, b) for a, b in zip(copies, expected, strict=True)):
             wrong[call.op] = call.op
     yield Outcome("side stream", not wrong, detail=", ".join(wrong))
+
+
+def order(t: Target) -> Iterator[Outcome]:
+    """Each raw op behind kernels of ours that write what it reads, and before others that get that memory.
+
+    Our kernels may start while the one before them ends. One that did not wait would read what was there before, or
+    have its inputs overwritten. As they are launched and from a graph, over and over, of two inputs by turns.
+    """
+    wrong: dict[str, str] = {}
+    pairs = (t.case.raw(t.make(seed), *_LARGER) for seed in (0, 1))
+    for call, other in zip(*pairs, strict=True):
+        both = (call, other)
+        expected = [source() for source in both]
+        rounds = 8 if t.quick else 40
+        found = [_behind_and_before(source) for _ in range(rounds) for source in both]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = [_behind_and_before(source) for _ in range(2) for source in both]
+        for how, of_all, times in (("launched", found, 1), ("in a graph", captured, rounds)):
+            for _ in range(times):
+                if of_all is captured:
+                    graph.replay()
+                for k, outputs in enumerate(of_all):
+                    if not all(map(same_bits, outputs, expected[k % 2])):
+                        wrong[call.op] = f"{call.op} {how}"
+    yield Outcome("order of kernels", not wrong, detail=", ".join(wrong.values()))
+
+
+_LARGER = (521, 257)  # more blocks than are on a card at once
+
+
+def _behind_and_before(call: RawCall) -> tuple[Tensor, ...]:
+    def written(x: Tensor) -> Tensor:
+        return torch.ops.fastops.axpby(x, x, 1.0, 0.0) if x.is_floating_point() else x.clone()  # type: ignore[no-any-return]
+
+    return call.with_args(tuple(written(x) if isinstance(x, Tensor) else x for x in call.args))()
 
 
 def _spoiled(x: Tensor) -> Tensor:
@@ -92,4 +129,4 @@ def _refill(args: tuple[Any, ...], values: tuple[Any, ...]) -> None:
 
 
 FIRST: tuple[Check, ...] = (graph_of_kernels,)
-CUDA_CHECKS: tuple[Check, ...] = (graph_of_function, side_stream)
+CUDA_CHECKS: tuple[Check, ...] = (graph_of_function, side_stream, order)

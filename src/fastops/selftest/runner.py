@@ -19,6 +19,8 @@ from ..cases import Case
 from .aten_checks import ATEN_CHECKS, aten_case
 from .checks import KERNEL_CHECKS, REFERENCE_CHECKS, Check, Outcome
 from .cuda_checks import CUDA_CHECKS, FIRST
+from .numbers import CHECKS as NUMBERS
+from .reach import CHECKS as REACH
 from .target import Path, Target
 
 
@@ -50,7 +52,8 @@ def checks_for(target: Target) -> tuple[Check, ...]:
         return ATEN_CHECKS
     if path.kind == "reference":
         return REFERENCE_CHECKS
-    return FIRST + KERNEL_CHECKS + CUDA_CHECKS if path.kind == "cuda" else KERNEL_CHECKS
+    of_all = KERNEL_CHECKS + NUMBERS + REACH
+    return FIRST + of_all + CUDA_CHECKS if path.kind == "cuda" else of_all
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from .. import _C, capabilities
-from ..cases import Case, Make
+from ..cases import Case, Make, RawCall
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Path:
     device: torch.device
     kind: str
     isa: str = ""
+    best: bool = False  # of its device: where what does not depend on the level is checked
 
     def __str__(self) -> str:
         if self.kind == "cpu":
@@ -38,6 +39,7 @@ class Target:
     path: Path
     quick: bool
     aten: bool = False  # torch's own function, overridden
+    _calls: dict[tuple[int, int], tuple[RawCall, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -45,6 +47,12 @@ class Target:
 
     def make(self, seed: int = 0) -> Make:
         return Make(self.path.device, self.dtype, seed)
+
+    def raw(self, rows: int, columns: int) -> tuple[RawCall, ...]:
+        """Every raw op behind the function; checks have them in common, and write none of their tensors."""
+        if (rows, columns) not in self._calls:
+            self._calls[rows, columns] = tuple(self.case.raw(self.make(), rows, columns))
+        return self._calls[rows, columns]
 
 
 class NotThereError(Exception):
@@ -99,6 +107,6 @@ def paths_of(device: torch.device, isa: str | None, quick: bool) -> list[Path]:
     reference = Path(device, "reference")
     levels = cpu_levels(isa, quick)  # an unknown level is an error on any device
     if device.type == "cpu":
-        return [*(Path(device, "cpu", level) for level in reversed(levels)), reference]
+        return [*(Path(device, "cpu", level, level == levels[-1]) for level in reversed(levels)), reference]
     chosen = {row["index"]: row["arch"] for row in _C.cuda_devices()}
-    return [Path(device, "cuda"), reference] if chosen.get(device.index) else [reference]
+    return [Path(device, "cuda", best=True), reference] if chosen.get(device.index) else [reference]

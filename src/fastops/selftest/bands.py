@@ -1,0 +1,176 @@
+"""Sizes that bring each rule of a plan about.
+
+Of a rule the ends of its band of lengths and one inside, of each of its schedules the fewest rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import _C
+from .._plan import NORMS, ROW_OPS, Facts
+
+Band = tuple[Any, ...]  # a table's name, a rule of it, a schedule; on the CPU how rows are shared out
+
+
+class Problem(NamedTuple):
+    backward: bool
+    wide: bool  # parameters, or the result, in float32 beside a half type
+    rows: int
+    n: int
+
+
+_SIZES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
+_ENDLESS = 70000  # units of rows that are longer than a rule's last bound
+
+
+def bands_of(op: str, dtype: str, card: Facts | None) -> dict[Band, list[Problem]]:
+    """What the tables have for an operator; on the CPU where there is no card."""
+    if card is None:
+        return _on_cpu(dtype)
+    if op in NORMS:
+        return _collect(_norm(op, dtype, card))
+    if op in ROW_OPS:
+        return _collect(_row(ROW_OPS[op], dtype, card))
+    if op == "linear":
+        return _collect(_linear(dtype, card))
+    return _collect(_lltm()) if op == "lltm" else {}
+
+
+def _collect(found: Iterable[tuple[Band, Problem]]) -> dict[Band, list[Problem]]:
+    bands: dict[Band, list[Problem]] = {}
+    for band, problem in found:
+        bands.setdefault(band, []).append(problem)
+    return bands
+
+
+def _wide(dtype: str) -> tuple[bool, ...]:
+    return (False, True) if _SIZES[dtype] == 2 else (False,)
+
+
+def _rows(card: Facts) -> tuple[int, ...]:
+    """Around every number of rows that a schedule may ask for."""
+    multiples = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 40)
+    return (1, 3, 64, 65, *(k * card[0] + more for k in multiples for more in (0, 1)))
+
+
+def _ends(lengths: list[int]) -> list[int]:
+    return sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+
+
+@functools.cache
+def lengths_near_bounds(table: str, dtype: str) -> tuple[int, ...]:
+    """Lengths at, and on both sides of, the bound of every rule of the norms: whole units, and what is next to them."""
+    size, found = _SIZES[dtype], {1, 2, 3, 5}
+    for rule in _C.plan_rules()[table]:
+        unit = {"16 bytes": 16, "8 bytes": 8, "words": max(4, size), "elements": size}[rule["read by"]]
+        bound = rule["up to"] if rule["up to"] < 2**40 else _ENDLESS
+        for units in (bound, bound + 1, bound // 64 * 64, bound // 96 * 96, bound // 96 * 96 - 96, bound - 1):
+            n = units * unit // size
+            found |= {n, n - 1, n + 1, n - 16 // size, n + 16 // size, n - 8 // size, n + 8 // size}
+    return tuple(sorted(n for n in found if n > 0))
+
+
+def _by_rule(
+    lengths: Iterable[int], rows: Iterable[int], plan: Callable[[int, int], dict[str, Any]], of: Iterable[str]
+) -> Iterator[tuple[Band, int, int]]:
+    """(band, rows, n) of ``plan(rows, n)``; ``of``: what tells a rule's schedules apart."""
+    bands: dict[int, list[int]] = {}
+    for n in lengths:
+        bands.setdefault(plan(1, n)["rule"], []).append(n)
+    for rule, ns in bands.items():
+        for n in _ends(ns):
+            fewest: dict[Any, int] = {}
+            for count in rows:
+                found = plan(count, n)
+                fewest.setdefault(tuple(found[name] for name in of), count)
+            for schedule, count in fewest.items():
+                yield (rule, *schedule), count, n
+
+
+def _norm(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
+    norm, residual = NORMS[op]
+    for backward in (False, True):
+        table = "norm_backward" if backward else "norm_forward"
+        ask = getattr(_C, f"plan_{table}")
+        for wide in _wide(dtype):
+
+            def plan(rows: int, n: int, ask: Any = ask, parameter: str = "f32" if wide else dtype) -> Any:
+                return ask(norm, dtype, parameter, residual, rows, n, card)
+
+            for band, rows, n in _by_rule(lengths_near_bounds(table, dtype), _rows(card), plan, ["schedule"]):
+                yield (table, *band), Problem(backward, wide, rows, n)
+
+
+def _row(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
+    for backward in (False, True):
+        name = op + "_backward" * backward
+        for wide in _wide(dtype) if op == "softmax" else (False,):
+            read, written = dtype, "f32" if wide else dtype
+
+            def plan(rows: int, n: int, name: str = name, read: str = read, written: str = written) -> Any:
+                return _C.plan_row(name, read, written, rows, n, card)
+
+            width = 16 // max(_SIZES[read], _SIZES[written])
+            bounds = [min(rule["up to"], _ENDLESS) for rule in _C.plan_rules()["row"] if name in rule["op"]]
+            lengths = {1, *(bound * width + more for bound in bounds for more in (-1, 0, 1, width))}
+            for band, rows, n in _by_rule(sorted(lengths), _rows(card), plan, ["kernel", "blocks"]):
+                yield ("row", name, *band), Problem(backward, wide, rows, n)
+
+
+def _linear(dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
+    for backward in (False, True):
+        table = f"linear_{'backward' if backward else 'forward'}"
+        for bias in (True,) if backward else (False, True):
+            fewest: dict[int, tuple[int, int]] = {}
+            for n in (3, 6, 66, 450, 451, 768, 769, 1024, 4096):
+                for rows in _rows(card):
+                    rule = _C.plan_epilogue(backward, dtype, rows, n, bias, True, card)
+                    fewest[rule] = min(fewest.get(rule, (rows, n)), (rows, n), key=lambda size: size[0] * size[1])
+            for rule, (rows, n) in fewest.items():
+                yield (table, rule), Problem(backward, False, rows, n)
+
+
+def _lltm() -> Iterator[tuple[Band, Problem]]:
+    for rows, n in ((8, 33), (16, 61), (37, 67)):
+        for backward in (False, True):
+            yield ("lltm", _C.plan_lltm(rows, 2 * n, 6 * n * n)), Problem(backward, False, rows, n)
+
+
+# The fewest numbers first.
+_ON_CPU = sorted(
+    itertools.product(
+        (1, 3, 37, 64, 140, 1100, 2100, 4200, 33000), (7, 67, 1024, 2051, 4096, 4099, 8195, 16400, 33000)
+    ),
+    key=math.prod,
+)
+_MOST = 1 << 25  # numbers: of half types 64 MB, which go past the caches
+
+
+def _on_cpu(dtype: str) -> dict[Band, list[Problem]]:
+    """How rows, their segments and their sums are shared out among threads, and where the results go."""
+    bands: dict[Band, list[Problem]] = {}
+    for rows, n in _ON_CPU:
+        if rows * n > 1.1 * _MOST:
+            break
+        found = _C.plan_cpu(dtype, rows, n, torch.get_num_threads())
+        band = (
+            "cpu",
+            found["segments"] > 1,
+            found["shares segments"],
+            found["streams"],
+            rows >= 4096,
+            min(found["chunks"], 2),
+            found["chunks share segments"],
+            found["rows a task"] > 1,
+        )
+        bands.setdefault(
+            band, [Problem(backward, wide, rows, n) for backward in (False, True) for wide in _wide(dtype)]
+        )
+    return bands

@@ -1,0 +1,69 @@
+"""Elementwise kernels on every number that there is: all of a half type, every exponent of the wider ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..cases import RawCall
+from .accuracy import ulps, wide_copies
+from .checks import Check, Outcome, is_statistic
+from .target import Target
+
+ROW = 64
+# Of a wide type: bits of the exponent and of the fraction, as an integer of which width.
+_FORMATS = {torch.float32: (8, 23, torch.int32), torch.float64: (11, 52, torch.int64)}
+_FRACTIONS = _ALIKE = 16
+_LARGEST = 2.0**62
+
+
+def every_number(dtype: torch.dtype) -> Tensor:
+    """[*, 64]: of half types all 65,536; of wider ones both signs of each exponent, 16 fractions of each.
+
+    Among the fractions are none, the first, the last and those halfway between neighbours of the half types: powers of
+    two, denormal numbers, infinities and payloads of NaN are there, and what is rounded to even.
+    """
+    if dtype not in _FORMATS:
+        return torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype).view(-1, ROW)
+    exponent_bits, fraction_bits, integer = _FORMATS[dtype]
+    ties = [k << (fraction_bits - 8) for k in (1, 3)] + [k << (fraction_bits - 11) for k in (1, 3)]
+    chosen = [0, 1, (1 << fraction_bits) - 1, 1 << (fraction_bits - 1), *ties]
+    others = torch.randint(1 << fraction_bits, (_FRACTIONS - len(chosen),), generator=torch.Generator().manual_seed(0))
+    fractions = torch.cat([torch.tensor(chosen), others])
+    high = torch.arange(-(1 << exponent_bits), 1 << exponent_bits)  # with the sign
+    return ((high << fraction_bits)[:, None] | fractions).to(integer).view(dtype).view(-1, ROW)
+
+
+def numbers(t: Target) -> Iterator[Outcome]:
+    """Each tensor of an elementwise raw op holds every number in its turn, beside random ones in the others."""
+    if not t.case.elementwise:
+        return
+    every = every_number(t.dtype)
+    # Beyond lies what overflows in float32 between a gradient's factors, as in 2·x·g.
+    largest = min(_LARGEST, torch.finfo(t.dtype).max)
+    every = torch.where(every.isfinite(), every.clamp(-largest, largest), every).to(t.path.device)
+    limit, worst, worst_at = t.case.bounds[t.dtype].anywhere, 0.0, ""
+    for call in t.case.raw(t.make(), every.shape[0], ROW):
+        for k, x in enumerate(call.args):
+            if not isinstance(x, Tensor) or x.dtype != t.dtype or x.numel() % every.numel() or is_statistic(call, k):
+                continue
+            of_every = call.with_args(
+                (*call.args[:k], every.repeat(1, x.numel() // every.numel()), *call.args[k + 1 :])
+            )
+            for j, error in _errors(of_every):
+                if not error <= worst:
+                    worst, worst_at = error, f"output {j} of {call.op} with every number as argument {k}"
+    yield Outcome("every number", worst <= limit, worst, limit, worst_at)
+
+
+def _errors(call: RawCall) -> Iterator[tuple[int, float]]:
+    truth = call.reference.with_args(wide_copies(call.args))()
+    for j, (out, expected) in enumerate(zip(call(), truth, strict=True)):
+        if j in call.row_outputs and out.dim() > 1:  # sums over rows have all of their numbers in one
+            # Of numbers of one size: the largest of all would excuse the errors of all others.
+            yield j, ulps(out, expected, dtype=call.args[0].dtype if j in call.coarse else None, among=_ALIKE)
+
+
+CHECKS: tuple[Check, ...] = (numbers,)
