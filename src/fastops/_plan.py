@@ -47,8 +47,8 @@ ROW_OPS = {
     "log_prob": "likelihood",
 }
 _LINEAR_LOSSES = ("linear_cross_entropy", "linear_log_prob")
-_ELEMENTWISE = ("square", "relu", "sigmoid", "axpby", "swiglu", "geglu", "reglu", "glu")
-OPS = (*NORMS, *ROW_OPS, *_LINEAR_LOSSES, *_ELEMENTWISE, "linear", "lltm")
+ELEMENTWISE = ("square", "relu", "sigmoid", "axpby", "swiglu", "geglu", "reglu", "glu")
+OPS = (*NORMS, *ROW_OPS, *_LINEAR_LOSSES, *ELEMENTWISE, "linear", "lltm")
 # Of a problem, so that no product of its sizes overflows in the extension.
 _MOST_SIZE, _MOST_NUMBERS = 1 << 40, 1 << 50
 # The sizes that a problem is given by, in the order of its text.
@@ -312,7 +312,7 @@ def tables_of(op: str, backward: bool = False) -> dict[str, list[dict[str, Any]]
         "lltm": ["lltm"],
         **{norm: [f"norm_{direction}"] for norm in NORMS},
         **{name: ["row"] for name in ROW_OPS},
-        **{name: ["pointwise"] for name in _ELEMENTWISE},
+        **{name: ["pointwise"] for name in ELEMENTWISE},
         **{name: ["slices"] for name in _LINEAR_LOSSES},
     }
     if op not in names:

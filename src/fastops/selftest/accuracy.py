@@ -47,7 +47,7 @@ def ulps(
         return 0.0 if torch.equal(out.cpu(), truth.cpu()) else torch.inf
     rounded = truth.to(out.dtype).double().contiguous()
     limits = torch.finfo(dtype or out.dtype)
-    out, truth = out.detach().cpu().double().contiguous(), truth.double().contiguous()
+    out, truth = out.detach().to(truth.device).double().contiguous(), truth.double().contiguous()
     scale = truth.abs()
     if not relative:
         finite = torch.where(scale.isfinite(), scale, 0).view(-1, among or scale.numel())
@@ -97,15 +97,15 @@ def incoming_gradients(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(Make(o.device, o.dtype, seed=1000 + k)(*o.shape) for k, o in enumerate(outputs))
 
 
-def wide_copies(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """On the CPU, what is floating point in float64, a dtype that is asked for too."""
+def wide_copies(args: tuple[Any, ...], device: torch.device | str | None = "cpu") -> tuple[Any, ...]:
+    """On the CPU, or where they are, what is floating point in float64, a dtype that is asked for too."""
 
     def wide(a: Any) -> Any:
         if isinstance(a, torch.dtype):
             return torch.float64 if a.is_floating_point else a
         if not isinstance(a, Tensor):
             return a
-        return a.detach().cpu().double() if a.is_floating_point() else a.detach().cpu()
+        return a.detach().to(device or a.device, torch.float64 if a.is_floating_point() else None)
 
     return tuple(map(wide, args))
 

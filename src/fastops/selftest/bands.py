@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _C
-from .._plan import NORMS, ROW_OPS, Facts
+from .._plan import ELEMENTWISE, NORMS, ROW_OPS, Facts
+from ..cases import Layout, misaligned, row_slice, stepped
 
 Band = tuple[Any, ...]  # a table's name, a rule of it, a schedule; on the CPU how rows are shared out
 
@@ -24,6 +25,7 @@ class Problem(NamedTuple):
     wide: bool  # parameters, or the result, in float32 beside a half type
     rows: int
     n: int
+    layout: Layout | None = None  # of every tensor; None: contiguous
 
 
 _SIZES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
@@ -40,7 +42,9 @@ def bands_of(op: str, dtype: str, card: Facts | None) -> dict[Band, list[Problem
         return _collect(_row(ROW_OPS[op], dtype, card))
     if op == "linear":
         return _collect(_linear(dtype, card))
-    return _collect(_lltm()) if op == "lltm" else {}
+    if op == "lltm":
+        return _collect(_lltm())
+    return _collect(_pointwise(op, dtype) if op in ELEMENTWISE else _untold())
 
 
 def _collect(found: Iterable[tuple[Band, Problem]]) -> dict[Band, list[Problem]]:
@@ -141,6 +145,34 @@ def _lltm() -> Iterator[tuple[Band, Problem]]:
     for rows, n in ((8, 33), (16, 61), (37, 67)):
         for backward in (False, True):
             yield ("lltm", _C.plan_lltm(rows, 2 * n, 6 * n * n)), Problem(backward, False, rows, n)
+
+
+def _pointwise(op: str, dtype: str) -> Iterator[tuple[Band, Problem]]:
+    """Runs and rows, with what is aligned and what is not, above and below each number of elements."""
+    vectors = 16 // _SIZES[dtype]
+    of = "gated" if op.endswith("glu") else "any"
+    for layout, name, n in (
+        (None, "one run", 9 * vectors),
+        (misaligned, "one run", 67),
+        (row_slice, "rows", 8 * vectors),
+        (row_slice, "rows", 67),
+        (stepped, "strided", 67),
+    ):
+        for rows in (5, 5200 // n + 1):
+            rule = _C.plan_pointwise(name, n % vectors == 0, of, rows * n)
+            for backward in (False, True):
+                yield ("pointwise", rule), Problem(backward, False, rows, n, layout)
+    if of == "gated":  # those of a call's forms that have a scale for each row
+        yield ("pointwise", _C.plan_pointwise("rows", False, "numbered", 670)), Problem(False, False, 10, 67)
+    yield ("many",), Problem(False, False, 4200, 1031)
+    yield ("many",), Problem(True, False, 4200, 1031)
+
+
+def _untold() -> Iterator[tuple[Band, Problem]]:
+    """Of an operator that has no table: few rows, many, long ones."""
+    for rows, n in ((1, 64), (140, 129), (4200, 64), (37, 4099)):
+        for backward in (False, True):
+            yield ("rows", rows, n), Problem(backward, False, rows, n)
 
 
 # The fewest numbers first.

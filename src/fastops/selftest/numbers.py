@@ -17,19 +17,21 @@ ROW = 64
 _FORMATS = {torch.float32: (8, 23, torch.int32), torch.float64: (11, 52, torch.int64)}
 _FRACTIONS = _ALIKE = 16
 _LARGEST = 2.0**62
+ONE_ROUNDING_AT_MOST = 0.51  # ulps
 
 
 def every_number(dtype: torch.dtype) -> Tensor:
     """[*, 64]: of half types all 65,536; of wider ones both signs of each exponent, 16 fractions of each.
 
-    Among the fractions are none, the first, the last and those halfway between neighbours of the half types: powers of
-    two, denormal numbers, infinities and payloads of NaN are there, and what is rounded to even.
+    Among the fractions are none, the first, the last, and those halfway between neighbours of the half types or whose
+    squares are: powers of two, denormal numbers, infinities and payloads of NaN are there, and what is rounded to even.
     """
     if dtype not in _FORMATS:
         return torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype).view(-1, ROW)
     exponent_bits, fraction_bits, integer = _FORMATS[dtype]
     ties = [k << (fraction_bits - 8) for k in (1, 3)] + [k << (fraction_bits - 11) for k in (1, 3)]
-    chosen = [0, 1, (1 << fraction_bits) - 1, 1 << (fraction_bits - 1), *ties]
+    squares = [k << (fraction_bits // 2) for k in (1, 3, 5)]
+    chosen = [0, 1, (1 << fraction_bits) - 1, 1 << (fraction_bits - 1), *ties, *squares]
     others = torch.randint(1 << fraction_bits, (_FRACTIONS - len(chosen),), generator=torch.Generator().manual_seed(0))
     fractions = torch.cat([torch.tensor(chosen), others])
     high = torch.arange(-(1 << exponent_bits), 1 << exponent_bits)  # with the sign
@@ -44,7 +46,9 @@ def numbers(t: Target) -> Iterator[Outcome]:
     # Beyond lies what overflows in float32 between a gradient's factors, as in 2·x·g.
     largest = min(_LARGEST, torch.finfo(t.dtype).max)
     every = torch.where(every.isfinite(), every.clamp(-largest, largest), every).to(t.path.device)
-    limit, worst, worst_at = t.case.bounds[t.dtype].anywhere, 0.0, ""
+    bound = t.case.bounds[t.dtype]
+    worst, worst_at = 0.0, ""
+    ties, to_odd = 0, set()
     for call in t.case.raw(t.make(), every.shape[0], ROW):
         for k, x in enumerate(call.args):
             if not isinstance(x, Tensor) or x.dtype != t.dtype or x.numel() % every.numel() or is_statistic(call, k):
@@ -52,18 +56,35 @@ def numbers(t: Target) -> Iterator[Outcome]:
             of_every = call.with_args(
                 (*call.args[:k], every.repeat(1, x.numel() // every.numel()), *call.args[k + 1 :])
             )
-            for j, error in _errors(of_every):
+            for j, out, truth in _results(of_every):
+                # Of numbers of one size: the largest of all would excuse the errors of all others.
+                error = ulps(out, truth, dtype=t.dtype if j in call.coarse else None, among=_ALIKE)
                 if not error <= worst:
                     worst, worst_at = error, f"output {j} of {call.op} with every number as argument {k}"
-    yield Outcome("every number", worst <= limit, worst, limit, worst_at)
+                if bound.kernel <= ONE_ROUNDING_AT_MOST and out.dtype == t.dtype:
+                    halfway = _halfway(truth, t.dtype)
+                    ties += int(halfway.sum())
+                    if (out.cpu() != truth.to(t.dtype))[halfway].any():
+                        to_odd.add(call.op)
+    yield Outcome("every number", worst <= bound.anywhere, worst, bound.anywhere, worst_at)
+    if ties:
+        yield Outcome("ties to even", not to_odd, detail=", ".join(sorted(to_odd)) or f"{ties} ties")
 
 
-def _errors(call: RawCall) -> Iterator[tuple[int, float]]:
+def _results(call: RawCall) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Those of each number; a sum over rows has all of them."""
     truth = call.reference.with_args(wide_copies(call.args))()
     for j, (out, expected) in enumerate(zip(call(), truth, strict=True)):
-        if j in call.row_outputs and out.dim() > 1:  # sums over rows have all of their numbers in one
-            # Of numbers of one size: the largest of all would excuse the errors of all others.
-            yield j, ulps(out, expected, dtype=call.args[0].dtype if j in call.coarse else None, among=_ALIKE)
+        if j in call.row_outputs and out.dim() > 1:
+            yield j, out, expected
+
+
+def _halfway(truth: Tensor, dtype: torch.dtype) -> Tensor:
+    """Where the truth lies exactly between two normal numbers of the dtype."""
+    limits = torch.finfo(dtype)
+    size = truth.abs()
+    steps = torch.frexp(truth).mantissa.abs() * (2 / limits.eps)
+    return (steps.frac() == 0.5) & (size >= limits.tiny) & (size <= limits.max)
 
 
 CHECKS: tuple[Check, ...] = (numbers,)

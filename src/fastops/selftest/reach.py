@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._plan import card_here
-from ..cases import RawCall
+from ..cases import Layout, RawCall
 from .accuracy import ulps, wide_copies
 from .bands import Band, Problem, bands_of
 from .checks import Check, Outcome, is_statistic
@@ -29,6 +29,8 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def rules(t: Target) -> Iterator[Outcome]:
     """The ends of each rule's band of lengths and one inside, each of its schedules."""
     bands = _bands(t)
+    if not bands:
+        return
     limit = t.case.bounds[t.dtype].anywhere
     wrong: dict[str, str] = {}
     reached, worst, worst_at = 0, 0.0, ""
@@ -39,7 +41,7 @@ def rules(t: Target) -> Iterator[Outcome]:
                 count += 1
                 what = f"{call.op}, {problem.rows} rows of {problem.n}"
                 try:
-                    error = _error(call, math.ceil(problem.rows / min(FEW, problem.rows)))
+                    error = _error(call, math.ceil(problem.rows / min(FEW, problem.rows)), problem.layout)
                 except _DiffersError:
                     wrong[call.op] = f"{what}: a row differs from its repetition"
                     continue
@@ -49,8 +51,7 @@ def rules(t: Target) -> Iterator[Outcome]:
     yield Outcome(
         "rows of every rule", worst <= limit and not wrong, worst, limit, "; ".join(wrong.values()) or worst_at
     )
-    if bands:
-        yield Outcome(REACHED, reached == len(bands), detail=f"{reached} of {len(bands)}")
+    yield Outcome(REACHED, reached == len(bands), detail=f"{reached} of {len(bands)}")
 
 
 def _bands(t: Target) -> dict[Band, list[Problem]]:
@@ -88,13 +89,17 @@ def _is_wide(call: RawCall, dtype: torch.dtype) -> bool:
     return torch.float32 in given
 
 
-def _error(call: RawCall, times: int) -> float:
-    one, two = (of.reference.with_args(wide_copies(of.args))() for of in (call, call.repeated(2)))
+def _error(call: RawCall, times: int, layout: Layout | None) -> float:
+    one, two = (of.reference.with_args(wide_copies(of.args, None))() for of in (call, call.repeated(2)))
     worst = 0.0
-    for k, out in enumerate(call.repeated(times)()):
+    many = call.repeated(times)
+    if layout:
+        of_rows = (isinstance(x, Tensor) and x.dim() > 1 and not is_statistic(call, k) for k, x in enumerate(call.args))
+        many = many.with_args(tuple(layout(x) if has else x for has, x in zip(of_rows, many.args, strict=True)))
+    for k, out in enumerate(many()):
         expected = one[k]
         if k in call.row_outputs:
-            repeated = out.view(times, *expected.shape)
+            repeated = out.reshape(times, *expected.shape)
             if not _all_alike(repeated):
                 raise _DiffersError
             out = repeated[0]
