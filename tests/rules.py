@@ -9,6 +9,7 @@ from typing import Any
 
 from fastops import _C
 from fastops._plan import CARDS, Facts
+from fastops.selftest.bands import lengths_near_bounds
 
 TABLES = ("norm_forward", "norm_backward")
 SIZES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
@@ -46,19 +47,6 @@ PROBLEMS = [
 def rules(table: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = _C.plan_rules()[table]
     return found
-
-
-@cache
-def lengths_near_bounds(table: str, dtype: str) -> tuple[int, ...]:
-    """Lengths at, and on both sides of, the bound of every rule: whole units, and what is next to them."""
-    size, found = SIZES[dtype], {1, 2, 3, 5}
-    for rule in rules(table):
-        unit = {"16 bytes": 16, "8 bytes": 8, "words": max(4, size), "elements": size}[rule["read by"]]
-        bound = rule["up to"] if rule["up to"] < 2**40 else 70000
-        for units in (bound, bound + 1, bound // 64 * 64, bound // 96 * 96, bound // 96 * 96 - 96, bound - 1):
-            n = units * unit // size
-            found |= {n, n - 1, n + 1, n - 16 // size, n + 16 // size, n - 8 // size, n + 8 // size}
-    return tuple(sorted(n for n in found if n > 0))
 
 
 @cache

@@ -22,6 +22,7 @@ from fastops.selftest import poison, target
 from fastops.selftest.__main__ import main
 from fastops.selftest.accuracy import ulps
 from fastops.selftest.checks import rounded_once
+from fastops.selftest.numbers import every_number
 
 SHORT = ["--device", "cpu", "--op", "relu", "--dtype", "f32", "--quick"]
 
@@ -163,6 +164,53 @@ library.impl("relu", spoil, allow_override=True)
 """,
         "every element written",
     ),
+    "a row late among many": (
+        "relu",
+        """
+import torch
+library = torch.library.Library("fastops", "IMPL", "CPU")
+right = torch.ops.fastops.relu_reference.default
+def spoil(input):
+    out = right(input)
+    if input.dim() and input.shape[0] > 1000:
+        out[777] += 1
+    return out
+library.impl("relu", spoil, allow_override=True)
+""",
+        "rows of every rule",
+    ),
+    "one number": (
+        "relu",
+        """
+import torch
+library = torch.library.Library("fastops", "IMPL", "CPU")
+right = torch.ops.fastops.relu_reference.default
+library.impl("relu", lambda input: right(input).masked_fill(input == 2**-100, 0), allow_override=True)
+""",
+        "every number",
+    ),
+    "ties that are rounded up": (
+        "square",
+        """
+import torch
+library = torch.library.Library("fastops", "IMPL", "CPU")
+def spoil(input):
+    y = input.double().square()
+    return (y if input.dtype == torch.float64 else y * (1 + 2**-50 * (y != y.float()).double())).to(input.dtype)
+library.impl("square", spoil, allow_override=True)
+""",
+        "ties to even",
+    ),
+    "a result of the number of threads": (
+        "relu",
+        """
+import torch
+library = torch.library.Library("fastops", "IMPL", "CPU")
+right = torch.ops.fastops.relu_reference.default
+library.impl("relu", lambda input: right(input) * (1 + 2**-23 * (torch.get_num_threads() == 7)), allow_override=True)
+""",
+        "same bits every run",
+    ),
 }
 
 
@@ -239,6 +287,19 @@ def test_ulps(dtype: torch.dtype) -> None:
             assert ulps(torch.tensor([1.0, 5.0, large], dtype=dtype), truth) > 1
     wide = torch.tensor([1.0, 2.0], dtype=torch.float64) * 1e200
     assert ulps(wide * torch.tensor([1.0, 1.5]), wide) > 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_every_number(dtype: torch.dtype) -> None:
+    every = every_number(dtype).flatten()
+    bits = every.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])
+    assert len(bits.unique()) == len(bits)
+    limits = torch.finfo(dtype)
+    for number in (0.0, 1.0, -1.0, limits.tiny, limits.tiny * limits.eps, limits.max, torch.inf, -torch.inf):
+        assert (every == number).any(), number
+    assert every.isnan().sum() > 10
+    exponents = torch.frexp(every[every.isfinite() & (every.abs() >= limits.tiny)].double()).exponent
+    assert len(exponents.unique()) == exponents.max() - exponents.min() + 1
 
 
 def test_no_number_is_no_small_error() -> None:

@@ -15,6 +15,7 @@ import torch
 
 from .. import capabilities
 from .checks import NOT_CHECKED, ONE_ROUNDING
+from .reach import REACHED
 from .runner import Result
 
 DETAIL_WIDTH = 400
@@ -70,11 +71,24 @@ def summary(results: Sequence[Result], seconds: float) -> str:
             lines.append(f"       also on {', '.join(f'{r.path} {r.dtype}' for r in others)}")
     lines += dict.fromkeys(f"{r.op}, {r.dtype}: {r.check} {r.detail}" for r in results if r.check == ONE_ROUNDING)
     lines += dict.fromkeys(f"{r.check}: {r.detail}" for r in results if r.detail.startswith(NOT_CHECKED))
+    lines += _reached(results)
     failed = sum(map(len, groups.values()))
     ops, paths = len({r.op for r in results}), ", ".join(dict.fromkeys(r.path for r in results))
     versions = ", ".join(f"{name} {version}" for name, version in environment()["versions"].items())
     verdict = f"{failed} of {len(results)} checks FAILED" if failed else f"all {len(results)} checks passed"
     return "\n".join([*lines, "", f"{verdict} in {seconds:.0f} s: {ops} ops on {paths}; {versions}"])
+
+
+def _reached(results: Sequence[Result]) -> list[str]:
+    """Of each path the rules of its plan that ran, of those that there are for its operators and dtypes."""
+    counts: dict[str, list[int]] = {}
+    for r in results:
+        if r.check == REACHED:
+            run, there = map(int, r.detail.split(" of "))
+            reached = counts.setdefault(r.path, [0, 0])
+            reached[0] += run
+            reached[1] += there
+    return [f"{REACHED} on {path}: {run} of {there}" for path, (run, there) in counts.items()]
 
 
 def environment() -> dict[str, Any]:

@@ -1,0 +1,48 @@
+"""The selftest's problems: each rule of every table, and each of its schedules, on cards of each kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fastops import _C
+from fastops._plan import CARDS, OPS
+from fastops.selftest.bands import Band, bands_of
+
+ALL: dict[str, set[Band]] = {
+    card: {band for op in OPS for dtype in ("f16", "bf16", "f32", "f64") for band in bands_of(op, dtype, CARDS[card])}
+    for card in ("h200", "a100", "t4")
+}
+GROUPS = ("norm", "dtype", "residual", "bytes of")
+
+
+def test_each_schedule_of_the_norms_runs_on_a_card() -> None:
+    """But one that names no problem of its rule's, and one behind another that takes all of its rows."""
+    for table in ("norm_forward", "norm_backward"):
+        reached = {band[1:] for bands in ALL.values() for band in bands if band[0] == table}
+        for number, rule in enumerate(_C.plan_rules()[table]):
+            taken: list[dict[str, Any]] = []
+            for k, schedule in enumerate(rule["schedules"]):
+                names = schedule["for"]
+                behind = any(all(set(names[g]) <= set(before[g]) for g in GROUPS) for before in taken)
+                if all(names[g] for g in GROUPS) and not behind:
+                    assert (number, k) in reached, f"{table}: schedule {k} of rule {number} is not reached"
+                if schedule["rows"] == "any":
+                    taken.append(names)
+
+
+@pytest.mark.parametrize("card", ALL)
+def test_each_rule_of_the_others_runs(card: str) -> None:
+    reached = {(band[0], band[2] if band[0] == "row" else band[1]) for band in ALL[card] if len(band) > 1}
+    for table in ("row", "pointwise", "linear_forward", "linear_backward", "lltm"):
+        for number in range(len(_C.plan_rules()[table])):
+            assert (table, number) in reached, f"{table}: rule {number} is not reached"
+
+
+def test_each_way_of_sharing_on_the_cpu() -> None:
+    """Each fact by which rows are shared out is there both ways."""
+    for dtype in ("bf16", "f32", "f64"):
+        bands = list(bands_of("rms_norm", dtype, None))
+        for fact in (1, 2, 3, 4, 5, 7):
+            assert len({band[fact] for band in bands}) == 2, (dtype, fact)
