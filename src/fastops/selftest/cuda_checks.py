@@ -90,7 +90,7 @@ def order(t: Target) -> Iterator[Outcome]:
     for call, other in zip(*pairs, strict=True):
         both = (call, other)
         expected = [source() for source in both]
-        rounds = 8 if t.quick else 40
+        rounds = 3 if t.quick else 20
         found = [_behind_and_before(source) for _ in range(rounds) for source in both]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -6,6 +6,7 @@ float64. A sum over rows, or their mean, is linear in the number of repetitions,
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 
@@ -31,55 +32,104 @@ def rules(t: Target) -> Iterator[Outcome]:
     bands = _bands(t)
     if not bands:
         return
+    by_size: dict[tuple[int, int], list[tuple[Band, Problem]]] = {}
+    for band, problems in bands.items():
+        for problem in problems:
+            by_size.setdefault((min(FEW, problem.rows), problem.n), []).append((band, problem))
     limit = t.case.bounds[t.dtype].anywhere
     wrong: dict[str, str] = {}
-    reached, worst, worst_at = 0, 0.0, ""
-    for problems in bands.values():
-        count = 0
-        for problem in problems:
-            for call in _calls(t, problem):
-                count += 1
-                what = f"{call.op}, {problem.rows} rows of {problem.n}"
+    reached: set[Band] = set()
+    worst, worst_at = 0.0, ""
+    for size, those in by_size.items():
+        few = [_Few(call) for call in t.case.raw(t.make(), *size) if call.args_of is None]
+        for band, problem in those:
+            for each in _chosen(few, t, problem):
+                reached.add(band)
+                what = f"{each.call.op}, {problem.rows} rows of {problem.n}"
                 try:
-                    error = _error(call, math.ceil(problem.rows / min(FEW, problem.rows)), problem.layout)
+                    error = each.error(math.ceil(problem.rows / size[0]), problem.layout)
                 except _DiffersError:
-                    wrong[call.op] = f"{what}: a row differs from its repetition"
+                    wrong[each.call.op] = f"{what}: a row differs from its repetition"
                     continue
                 if not error <= worst:
                     worst, worst_at = error, what
-        reached += count > 0
-    yield Outcome(
-        "rows of every rule", worst <= limit and not wrong, worst, limit, "; ".join(wrong.values()) or worst_at
-    )
-    yield Outcome(REACHED, reached == len(bands), detail=f"{reached} of {len(bands)}")
+    detail = "; ".join(wrong.values()) or worst_at
+    yield Outcome("rows of every rule", worst <= limit and not wrong, worst, limit, detail)
+    yield Outcome(REACHED, len(reached) == len(bands), detail=f"{len(reached)} of {len(bands)}")
 
 
 def _bands(t: Target) -> dict[Band, list[Problem]]:
-    """A quick run has two dtypes of what is not large; lower CPU levels, of the same source, what is large in one."""
+    """A quick run has two dtypes of what is not large, the longest row of a band, as have lower CPU levels.
+
+    Their code is of the same source as the best level's.
+    """
     if t.quick and t.dtype not in (torch.float32, torch.bfloat16):
         return {}
     on_cpu = t.path.kind == "cpu"
     found = bands_of(t.case.name, _NAMES[t.dtype], None if on_cpu else card_here()[1])
     if t.quick or (on_cpu and not t.path.best and t.dtype != torch.bfloat16):
         found = {band: [p for p in problems if p.rows * p.n <= _LARGE] for band, problems in found.items()}
+    if t.quick:
+        last = {band: {(p.backward, p.wide, p.layout): p for p in problems} for band, problems in found.items()}
+        found = {band: list(problems.values()) for band, problems in last.items()}
     return {band: problems for band, problems in found.items() if problems}
+
+
+def _chosen(few: list[_Few], t: Target, problem: Problem) -> Iterator[_Few]:
+    """The calls of the problem's direction and dtypes; of many numbers one of each op."""
+    seen: set[str] = set()
+    for each in few:
+        op = each.call.op
+        fits = op.endswith("_backward") == problem.backward and _is_wide(each.call, t.dtype) == problem.wide
+        if not fits or problem.rows > each.call.most_rows:
+            continue
+        if problem.rows * problem.n > (_FEW_NUMBERS if t.quick else _MANY) and op in seen:
+            continue
+        seen.add(op)
+        yield each
 
 
 class _DiffersError(Exception):
     pass
 
 
-def _calls(t: Target, problem: Problem) -> Iterator[RawCall]:
-    """Those of the problem's direction and dtypes; of many numbers one of each op."""
-    seen: set[str] = set()
-    for call in t.case.raw(t.make(), min(FEW, problem.rows), problem.n):
-        fits = call.op.endswith("_backward") == problem.backward and _is_wide(call, t.dtype) == problem.wide
-        if call.args_of is not None or problem.rows > call.most_rows or not fits:
-            continue
-        if problem.rows * problem.n > (_FEW_NUMBERS if t.quick else _MANY) and call.op in seen:
-            continue
-        seen.add(call.op)
-        yield call
+class _Few:
+    """A call of few rows, and what it is to return, in float64."""
+
+    def __init__(self, call: RawCall) -> None:
+        self.call = call
+
+    @functools.cached_property
+    def truths(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Of the rows once and twice."""
+        both = (self.call, self.call.repeated(2))
+        one, two = (of.reference.with_args(wide_copies(of.args, None))() for of in both)
+        return one, two
+
+    def error(self, times: int, layout: Layout | None) -> float:
+        """In ulps, of the rows so many times."""
+        call, (one, two) = self.call, self.truths
+        many = call.repeated(times)
+        if layout:
+            lies = [
+                isinstance(x, Tensor) and x.dim() > 1 and not is_statistic(call, k) for k, x in enumerate(call.args)
+            ]
+            many = many.with_args(tuple(layout(x) if so else x for so, x in zip(lies, many.args, strict=True)))
+        worst = 0.0
+        for k, out in enumerate(many()):
+            expected = one[k]
+            if k in call.row_outputs:
+                repeated = out.reshape(times, *expected.shape)
+                if not _all_alike(repeated):
+                    raise _DiffersError
+                out = repeated[0]
+            elif expected.shape != two[k].shape:  # a mask in the order of memory
+                continue
+            elif expected.is_floating_point():
+                expected = expected + (times - 1) * (two[k] - expected)
+            error = ulps(out, expected, dtype=call.args[0].dtype if k in call.coarse else None)
+            worst = error if not error <= worst else worst
+        return worst
 
 
 def _is_wide(call: RawCall, dtype: torch.dtype) -> bool:
@@ -87,29 +137,6 @@ def _is_wide(call: RawCall, dtype: torch.dtype) -> bool:
         return False
     given = (x.dtype if isinstance(x, Tensor) else x for k, x in enumerate(call.args) if not is_statistic(call, k))
     return torch.float32 in given
-
-
-def _error(call: RawCall, times: int, layout: Layout | None) -> float:
-    one, two = (of.reference.with_args(wide_copies(of.args, None))() for of in (call, call.repeated(2)))
-    worst = 0.0
-    many = call.repeated(times)
-    if layout:
-        of_rows = (isinstance(x, Tensor) and x.dim() > 1 and not is_statistic(call, k) for k, x in enumerate(call.args))
-        many = many.with_args(tuple(layout(x) if has else x for has, x in zip(of_rows, many.args, strict=True)))
-    for k, out in enumerate(many()):
-        expected = one[k]
-        if k in call.row_outputs:
-            repeated = out.reshape(times, *expected.shape)
-            if not _all_alike(repeated):
-                raise _DiffersError
-            out = repeated[0]
-        elif expected.shape != two[k].shape:  # a mask in the order of memory
-            continue
-        elif expected.is_floating_point():
-            expected = expected + (times - 1) * (two[k] - expected)
-        error = ulps(out, expected, dtype=call.args[0].dtype if k in call.coarse else None)
-        worst = error if not error <= worst else worst
-    return worst
 
 
 def _all_alike(repeated: Tensor) -> bool:
