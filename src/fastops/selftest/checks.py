@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -161,20 +162,23 @@ def layouts(t: Target) -> Iterator[Outcome]:
                 laid_out = layout(x)
                 dense = laid_out.contiguous() if layout is expanded else x
                 one, other = (call.with_args((*call.args[:k], v, *call.args[k + 1 :]))() for v in (laid_out, dense))
-                if not all(
-                    same_bits(one[j], other[j]) for j in range(len(one)) if (call.op, j) not in _IN_MEMORY_ORDER
-                ):
+                if not all(same_bits(one[j], other[j]) for j in range(len(one)) if (call.op, j) not in IN_MEMORY_ORDER):
                     wrong[call.op, k, layout] = f"{call.op} with argument {k} {layout.__name__}"
     yield Outcome("any strides", not wrong, detail="; ".join(wrong.values()))
 
 
-_IN_MEMORY_ORDER = {("relu_mask", 1)}  # results whose bits follow the layout
+IN_MEMORY_ORDER = {("relu_mask", 1)}  # results whose bits follow the layout
 
 
 def is_statistic(call: RawCall, k: int) -> bool:
     """What a forward made for its backward is always contiguous."""
-    schema = getattr(torch.ops.fastops, call.op).default._schema
-    return schema.arguments[k].name in ("statistics", "rstd", "lse", "total", "entropy")
+    return argument_name(call.op, k) in ("statistics", "rstd", "lse", "total", "entropy")
+
+
+@functools.cache
+def argument_name(op: str, k: int) -> str:
+    name: str = getattr(torch.ops.fastops, op).default._schema.arguments[k].name
+    return name
 
 
 def repeatable(t: Target) -> Iterator[Outcome]:

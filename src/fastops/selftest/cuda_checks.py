@@ -11,6 +11,7 @@ from torch import Tensor
 from ..cases import RawCall
 from .accuracy import evaluate, incoming_gradients, tensors_of
 from .checks import COLUMNS, ROWS, Check, Outcome, same_bits
+from .margins import margins
 from .target import Target
 
 BUSY_CYCLES = 50_000_000  # tens of milliseconds: far longer than any launch
@@ -129,4 +130,4 @@ def _refill(args: tuple[Any, ...], values: tuple[Any, ...]) -> None:
 
 
 FIRST: tuple[Check, ...] = (graph_of_kernels,)
-CUDA_CHECKS: tuple[Check, ...] = (graph_of_function, side_stream, order)
+CUDA_CHECKS: tuple[Check, ...] = (graph_of_function, side_stream, order, margins)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 BYTE = 0x7E  # a NaN in float16, about 1e38 in bfloat16 and float32, 1e301 in float64: no result of ours
+BLOCK = 512  # bytes that the caching allocator of GPUs rounds up to
 _WORD = int.from_bytes([BYTE] * 8, "big")
 _M_PERTURB = -6  # of malloc.h
 
@@ -53,17 +54,38 @@ def _by_c_library(call: Callable[[], Iterable[Tensor]], like: list[Tensor], roun
     return max(_untouched(out) for out in outputs) if 2 * full > len(probes) else None
 
 
-def _by_recycling(call: Callable[[], Iterable[Tensor]], like: list[Tensor], attempts: int = 20) -> int:
+def _by_recycling(call: Callable[[], Iterable[Tensor]], like: list[Tensor]) -> int:
+    return sum(map(_untouched, _recycled(lambda: _non_empty(call()), like)))
+
+
+def _recycled(call: Callable[[], list[Tensor]], like: list[Tensor], attempts: int = 20) -> list[Tensor]:
+    """Outputs in prepared memory, on GPUs in whole blocks of it."""
     kept = []  # alive, so that memory freed long ago is used up and the prepared memory's turn comes
+    words = [-(-out.nbytes // BLOCK) * BLOCK // 8 if out.is_cuda else -(-out.nbytes // 8) for out in like]
     for _ in range(attempts):
-        pieces = [torch.full((-(-out.nbytes // 8),), _WORD, dtype=torch.int64, device=out.device) for out in like * 4]
+        pieces = [torch.full((count,), _WORD, dtype=torch.int64, device=like[0].device) for count in words * 4]
         ranges = [(piece.data_ptr(), piece.data_ptr() + piece.nbytes) for piece in pieces]
         del pieces
-        outputs = _non_empty(call())
+        outputs = call()
         if all(any(begin <= out.data_ptr() < end for begin, end in ranges) for out in outputs):
-            return sum(map(_untouched, outputs))
+            return outputs
         kept.append(outputs)
     raise NotPoisonedError("the allocator neither fills memory nor hands out freed memory again")
+
+
+def written_behind(call: Callable[[], Iterable[Tensor]]) -> bool:
+    """Whether the rest of an output's block is written, on a GPU."""
+
+    def outputs() -> list[Tensor]:
+        return [out for out in call() if out.numel()]
+
+    return any(bool((rest_of_block(out) != BYTE).any()) for out in _recycled(outputs, outputs()))
+
+
+def rest_of_block(out: Tensor) -> Tensor:
+    end = out.data_ptr() + out.nbytes
+    storage = torch._C._construct_storage_from_data_pointer(end, out.device, -end % BLOCK)
+    return torch.empty(0, dtype=torch.uint8, device=out.device).set_(storage)
 
 
 def _non_empty(outputs: Iterable[Tensor]) -> list[Tensor]:

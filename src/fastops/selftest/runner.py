@@ -19,6 +19,7 @@ from ..cases import Case
 from .aten_checks import ATEN_CHECKS, aten_case
 from .checks import KERNEL_CHECKS, REFERENCE_CHECKS, Check, Outcome
 from .cuda_checks import CUDA_CHECKS, FIRST
+from .guarded import begun, guarded
 from .numbers import CHECKS as NUMBERS
 from .reach import CHECKS as REACH
 from .target import Path, Target
@@ -53,7 +54,7 @@ def checks_for(target: Target) -> tuple[Check, ...]:
     if path.kind == "reference":
         return REFERENCE_CHECKS
     of_all = KERNEL_CHECKS + NUMBERS + REACH
-    return FIRST + of_all + CUDA_CHECKS if path.kind == "cuda" else of_all
+    return FIRST + of_all + CUDA_CHECKS if path.kind == "cuda" else (begun, *of_all, guarded)
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -1,0 +1,82 @@
+"""Asks the process of ``pages.py``, which works beside the other checks, and begins another when it dies."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from .checks import NOT_CHECKED, Outcome
+from .margins import CHECK
+from .target import Target
+
+COMMAND = (sys.executable, "-m", "fastops.selftest.pages")
+SILENCE = 120  # seconds for an op in one dtype
+
+
+class _Child:
+    def __init__(self) -> None:
+        self._place = os.memfd_create("place")
+        self._process = subprocess.Popen(
+            [*COMMAND, str(self._place)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=[self._place],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_WAIT_POLICY": "PASSIVE"},
+        )
+
+    def ask(self, t: Target, without: list[str]) -> None:
+        os.ftruncate(self._place, 0)
+        assert self._process.stdin
+        request = (t.case.name, str(t.dtype).removeprefix("torch."), t.path.isa, t.quick, without)
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+
+    def answer(self) -> list[str] | str | None:
+        """What is wrong, why there is no such memory, or None if it died."""
+        assert self._process.stdout
+        if not select.select([self._process.stdout], [], [], SILENCE)[0]:
+            self._process.kill()
+        line = self._process.stdout.readline()
+        found: list[str] | str | None = json.loads(line) if line else None
+        return found
+
+    def epitaph(self) -> str:
+        code = self._process.wait()
+        place = os.pread(self._place, 200, 0).decode().strip() or "its start"
+        return f"{place}: the process ended with {signal.Signals(-code).name if code < 0 else code}"
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+_child = functools.cache(_Child)
+
+
+def begun(t: Target) -> Iterator[Outcome]:
+    if sys.platform == "linux":
+        _child().ask(t, [])
+    return iter(())
+
+
+def guarded(t: Target) -> Iterator[Outcome]:
+    """What :func:`begun` asked for."""
+    died: list[str] = []
+    found: list[str] | str | None = "pages are guarded on Linux alone"
+    while sys.platform == "linux" and (found := _child().answer()) is None:
+        died.append(_child().epitaph())
+        _child.cache_clear()
+        if died[-1:] == died[-2:-1] or died[-1].startswith("its start"):
+            break
+        _child().ask(t, [text.partition(",")[0] for text in died])
+    if isinstance(found, str):
+        yield Outcome(CHECK, True, detail=f"{NOT_CHECKED} {found}")
+    else:
+        wrong = [*died, *(found or ())]
+        yield Outcome(CHECK, not wrong, detail="; ".join(wrong))

@@ -1,0 +1,89 @@
+"""The raw ops' arguments between margins, and what is behind their outputs, on any device with a caching allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..cases import Case, Make, RawCall
+from .checks import NOT_CHECKED, Outcome, same_bits
+from .poison import BLOCK, NotPoisonedError, written_behind
+from .target import Target
+
+CHECK = "nothing outside is touched"
+
+# Around the vectors and blocks of every level and dtype, and where a row has more than one segment of 16384 bytes.
+_LENGTHS = (1, 3, 5, 7, 8, 9, 15, 17, 31, 33, 63, 65, 67, 127, 129, 257)
+_ROWS = (1, 2, 5)
+
+
+def raw_calls(case: Case, make: Make, quick: bool) -> Iterator[tuple[RawCall, str]]:
+    lengths = (*_LENGTHS[1 if quick else 0 :: 2 if quick else 1], 16384 // make.dtype.itemsize + 3)
+    problems = [(_ROWS[(k + make.dtype.itemsize) % 3], n) for k, n in enumerate(lengths)]
+    for rows, n in (*problems, (0, 17), (3, 0)):
+        try:
+            found = case.raw(make, rows, n)
+        except (RuntimeError, IndexError, ZeroDivisionError):
+            if n > 1:
+                raise
+            continue  # an op of no classes, or of two parts of one
+        yield from ((call, f"{call.op}, {rows} rows of {n}") for call in found)
+
+
+def results(call: RawCall) -> tuple[Tensor, ...]:
+    """None of them where the op refuses, as rope does one number."""
+    try:
+        return call()
+    except RuntimeError as error:
+        if str(error).startswith(f"[{call.op}] "):
+            return ()
+        raise
+
+
+def with_tensors(call: RawCall, given: dict[int, Tensor]) -> RawCall:
+    return call.with_args(tuple(given.get(k, x) for k, x in enumerate(call.args)))
+
+
+def span(x: Tensor) -> int:
+    """Bytes from the first element to the last."""
+    count = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    return count * x.element_size() if x.numel() else 0
+
+
+def between(tensors: list[Tensor], late: int) -> tuple[Tensor, list[Tensor]]:
+    """A memory, and copies in it, so many elements behind an aligned address, with NaN or the index 1 around each."""
+    sizes = [BLOCK * (3 + (span(x) + 8 * late) // BLOCK) for x in tensors]
+    memory = torch.full((sum(sizes) + BLOCK,), 0xFF, dtype=torch.uint8, device=tensors[0].device)
+    copies, begin = [], -memory.data_ptr() % BLOCK
+    for x, size in zip(tensors, sizes, strict=True):
+        piece = memory[begin : begin + size]
+        if x.dtype == torch.int64:
+            piece.view(x.dtype).fill_(1)
+        at = BLOCK + late * x.element_size()
+        copies.append(torch.as_strided(piece[at : at + span(x)].view(x.dtype), x.shape, x.stride()).copy_(x))
+        begin += size
+    return memory, copies
+
+
+def margins(t: Target) -> Iterator[Outcome]:
+    wrong: dict[str, str] = {}
+    reason = ""
+    for call, text in raw_calls(t.case, t.make(), t.quick):
+        expected = results(call)
+        tensors = {k: x for k, x in enumerate(call.args) if isinstance(x, Tensor) and x.numel()}
+        for late in (0, 1) if tensors else ():
+            memory, copies = between(list(tensors.values()), late)
+            before = memory.clone()
+            found = results(with_tensors(call, dict(zip(tensors, copies, strict=True))))
+            if not torch.equal(memory, before):
+                wrong[call.op] = f"{text}: writes to its arguments or beside them"
+            elif call.row_outputs and not all(map(same_bits, found, expected)):
+                wrong[call.op] = f"{text}: other bits between margins"
+        try:
+            if expected and not reason and written_behind(call):
+                wrong[call.op] = f"{text}: writes behind an output"
+        except NotPoisonedError as error:
+            reason = f"{NOT_CHECKED} {error}"
+    yield Outcome(CHECK, not wrong, detail="; ".join(wrong.values()) or reason)

@@ -1,0 +1,183 @@
+"""What touches memory outside of its tensors is found: by pages that may not be touched, and by margins."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import ON_CUDA
+from torch import Tensor
+
+from fastops.cases import Make, RawCall, by_name
+from fastops.selftest import guarded, margins, poison
+from fastops.selftest.checks import Outcome
+from fastops.selftest.target import Path, Target
+
+CPU = Path(torch.device("cpu"), "cpu", "base")
+
+# By operator and dtype; the output is relu's, whose memory our library allocates.
+FAULTS = {
+    ("square", "float32"): ("0", ""),
+    ("square", "bfloat16"): ("read(x, x.numel())", "0 bytes behind input"),
+    ("square", "float16"): ("read(x, x.numel() + 20)", "40 bytes behind input"),
+    ("square", "float64"): ("read(x, -1)", "8 bytes before input"),
+    ("sigmoid", "float32"): ("write(out, out.numel())", "0 bytes behind allocation of [2, 1]"),
+    ("sigmoid", "bfloat16"): ("write(out, -2)", "4 bytes before allocation of [5, 1]"),
+    ("sigmoid", "float16"): ("x.data_ptr() % 4096 or out.zero_()", "other bits"),
+    ("sigmoid", "float64"): ("relu(longer(x))", "0 bytes behind input"),
+}
+STAND_INS = f"""
+import ctypes, torch, fastops
+from fastops.selftest import pages
+relu = torch.ops.fastops.relu
+def read(x, k):
+    ctypes.string_at(x.data_ptr() + k * x.element_size(), 1)
+def write(x, k):
+    ctypes.memset(x.data_ptr() + k * x.element_size(), 0, 1)
+def longer(x):
+    size = x.nbytes + x.element_size()
+    return torch.frombuffer((ctypes.c_char * size).from_address(x.data_ptr()), dtype=x.dtype)
+def stand_in(op, x):
+    if op == "relu_mask":
+        x.numel() or ctypes.memset(0, 0, 1)
+        return torch.ops.fastops.relu_mask_reference(x)
+    out = relu(x)
+    out.copy_(x * x)
+    if x.numel():
+        {{
+            {", ".join(f'("{op}", torch.{dtype}): lambda: {code}' for (op, dtype), (code, _) in FAULTS.items())}
+        }}[op, x.dtype]()
+    return out
+library = torch.library.Library("fastops", "IMPL", "CPU")
+for op in ("square", "sigmoid", "relu_mask"):
+    library.impl(op, lambda x, op=op: stand_in(op, x), allow_override=True)
+pages.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guarded, "_child", functools.cache(guarded._Child))
+        patch.setattr(guarded, "COMMAND", (sys.executable, "-W", "ignore", "-c", STAND_INS))
+        yield
+        guarded._child().end()
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="pages are guarded on Linux alone")
+
+
+def found(op: str, dtype: torch.dtype = torch.float32) -> Outcome:
+    target = Target(by_name()[op], dtype, CPU, quick=False)
+    assert not list(guarded.begun(target))
+    (outcome,) = guarded.guarded(target)
+    return outcome
+
+
+@linux
+@pytest.mark.parametrize(("op", "dtype"), FAULTS)
+def test_outside_by_pages(op: str, dtype: str, child: None) -> None:
+    outcome, expected = found(op, getattr(torch, dtype)), FAULTS[op, dtype][1]
+    assert outcome.ok == (not expected)
+    assert expected in outcome.detail
+    assert bool(outcome.detail) == bool(expected)
+
+
+@linux
+def test_null_pointer(child: None) -> None:
+    """Of one of relu's ops; the others are asked again."""
+    outcome = found("relu")
+    assert not outcome.ok
+    assert outcome.detail == "relu_mask, 0 rows of 17: the process ended with SIGSEGV"
+    assert found("square").ok
+
+
+@linux
+def test_no_such_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "from fastops.selftest import pages; pages.SHIM = 'strlen'; pages.main()"
+    monkeypatch.setattr(guarded, "_child", functools.cache(guarded._Child))
+    monkeypatch.setattr(guarded, "COMMAND", (sys.executable, "-c", code))
+    outcome = found("square")
+    assert outcome.ok
+    assert outcome.detail == "not checked: strlen cannot be replaced"
+    guarded._child().end()
+
+
+@linux
+def test_no_process(child: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded._child.cache_clear()
+    monkeypatch.setattr(guarded, "COMMAND", (sys.executable, "-c", "import sys; sys.exit(3)"))
+    outcome = found("square")
+    assert (outcome.ok, outcome.detail) == (False, "its start: the process ended with 3")
+    monkeypatch.setattr(guarded, "COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
+    monkeypatch.setattr(guarded, "SILENCE", 0.2)
+    outcome = found("square")
+    assert (outcome.ok, outcome.detail) == (False, "its start: the process ended with SIGKILL")
+
+
+def beside(x: Tensor, k: int) -> Tensor:
+    """An element of the memory around x, or 0 where there is none."""
+    at = x.storage_offset() + k
+    there = 0 <= at < x.untyped_storage().nbytes() // x.element_size()
+    return x.as_strided((1,), (1,), at) if there else x.new_zeros(1)
+
+
+STAND_INS_BETWEEN: dict[str, tuple[Callable[[Tensor], object], str]] = {
+    "nothing": (lambda x: 0, ""),
+    "a read behind": (lambda x: beside(x, x.numel()), "other bits between margins"),
+    "a read before": (lambda x: beside(x, -1), "other bits between margins"),
+    "a write behind": (lambda x: beside(x, x.numel()).zero_(), "writes to its arguments or beside them"),
+    "a write far before": (lambda x: beside(x, -100).zero_(), "writes to its arguments or beside them"),
+    "a write": (lambda x: x.add_(1), "writes to its arguments or beside them"),
+}
+
+
+@pytest.mark.parametrize("what", STAND_INS_BETWEEN)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64])
+def test_outside_by_margins(
+    what: str, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch, expected = STAND_INS_BETWEEN[what]
+
+    class StandIn(RawCall):
+        def __call__(self) -> tuple[Tensor, ...]:
+            return (self.args[0] + touch(self.args[0]),)
+
+        def with_args(self, args: tuple[object, ...]) -> RawCall:
+            return StandIn(self.op, args)
+
+    def raw(make: Make, rows: int, n: int) -> list[RawCall]:
+        return [StandIn("square", (make(rows, n, dtype=dtype, scale=100.0),))]
+
+    monkeypatch.setattr(margins, "written_behind", lambda call: False)
+    case = replace(by_name()["square"], raw=raw)
+    (outcome,) = margins.margins(Target(case, torch.float32, Path(device, device.type), quick=True))
+    assert outcome.ok == (not expected)
+    assert expected in outcome.detail
+
+
+@pytest.mark.parametrize("far", [0, 1, 100])
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_CUDA)])
+def test_behind_outputs_on_a_gpu(far: int, device: str) -> None:
+    x = torch.ones(2, 65, device=device)
+
+    def call() -> tuple[Tensor, ...]:
+        out = torch.ops.fastops.square(x)
+        poison.rest_of_block(out)[far : far + 1] = 0
+        return (out,)
+
+    assert poison.written_behind(call)
+    assert not poison.written_behind(lambda: (torch.ops.fastops.square(x),))
+
+
+@pytest.mark.parametrize("name", ["rope", "cross_entropy", "relu"])
+def test_the_ops_stay_inside(name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device.type == "cpu":
+        monkeypatch.setattr(margins, "written_behind", lambda call: False)
+    (outcome,) = margins.margins(Target(by_name()[name], torch.float16, Path(device, device.type), quick=True))
+    assert outcome.ok, outcome.detail
+    assert not outcome.detail
