@@ -8,6 +8,10 @@ CUDA ?= $(FASTOPS_CUDA)
 FASTOPS_CUDA_ARCHS ?=
 # The torch in .venv, such as 2.10.0, or newest; empty: the one that pyproject.toml pins.
 TORCH ?=
+# compute-sanitizer's, and what it watches. Without the allocator's pools a tensor's end is the end of its memory, but
+# then torch captures no CUDA graph, as the selftest does.
+TOOL ?= memcheck
+PROGRAM ?= tools/sanitize.py
 # Passed on to the selftest, the benchmark, pytest or info.
 ARGS ?=
 
@@ -28,8 +32,9 @@ SETTINGS := -C 'cmake.define.FASTOPS_CUDA=$(CUDA)' \
 SOURCES := $(shell find CMakeLists.txt cmake cpp cuda)
 CXX_FILES := $(filter %.cpp %.h %.cu %.cuh,$(SOURCES) $(shell find tools))
 
-.PHONY: help setup selftest bench performance test test-all info wheel sdist wheels gates test-wheel test-integrations \
-  sdist-check release-check release-files published conda-render conda conda-rehearsal new-op format lint workflows clean
+.PHONY: help setup selftest sanitize bench performance test test-all info wheel sdist wheels gates test-wheel \
+  test-integrations sdist-check release-check release-files published conda-render conda conda-rehearsal new-op format \
+  lint workflows clean
 .DEFAULT_GOAL := help
 
 help: ## Print this list
@@ -40,6 +45,11 @@ setup: build/.installed ## .venv with the pinned tools and an editable build of 
 
 selftest: setup ## Prove the operators on this machine; ARGS="--quick --op relu", ARGS=--help
 	$(BIN)/python -m fastops.selftest $(ARGS)
+
+sanitize: setup ## compute-sanitizer on this machine's GPU; TOOL=racecheck, synccheck or initcheck, ARGS="relu softmax"
+	@command -v compute-sanitizer >/dev/null || { echo 'compute-sanitizer of the CUDA toolkit must be on PATH' >&2; exit 2; }
+	$(if $(filter memcheck.tools/sanitize.py,$(TOOL).$(PROGRAM)),PYTORCH_NO_CUDA_MEMORY_CACHING=1) \
+	  compute-sanitizer --tool $(TOOL) --error-exitcode 1 $(BIN)/python $(PROGRAM) $(ARGS)
 
 bench: setup ## Time the operators beside PyTorch's; ARGS="--quick --op relu --json result.json", ARGS=--help
 	$(BIN)/python -m fastops.bench $(ARGS)

@@ -1,8 +1,4 @@
-"""Runs every kernel on the GPU over sizes and dtypes, and little else, for compute-sanitizer to watch::
-
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 python tools/sanitize.py
-    compute-sanitizer --tool racecheck --error-exitcode 1 python tools/sanitize.py
-    compute-sanitizer --tool initcheck --error-exitcode 1 python tools/sanitize.py
+"""Runs every kernel on the GPU over sizes and dtypes, and little else, for compute-sanitizer: ``make sanitize``.
 
 Names of ops behind it choose them; ``kit`` stands for what NVRTC compiles for a formula and a reduction. Only
 lltm's gates are made by a GEMM: racecheck has been seen to fail inside cuBLAS. It reports hazards in torch's own
@@ -24,6 +20,7 @@ import torch
 
 from fastops import kit
 from fastops.cases import CASES, Make, misaligned
+from fastops.selftest.margins import raw_calls
 
 # Rows shared by a block's warps, blocks that walk over several rows; columns below and above each kernel's reach,
 # of whole words and not.
@@ -79,6 +76,7 @@ def asked_for(name: str) -> bool:
 def of_kernels() -> Iterator[Callable[[], object]]:
     for case in (case for case in CASES if asked_for(case.name)):
         for dtype in case.dtypes:
+            yield from (call for call, _ in raw_calls(case, Make("cuda", dtype), quick=False))
             for rows, n in SIZES:
                 for call in case.raw(Make("cuda", dtype), rows, n):
                     yield call
