@@ -14,9 +14,11 @@ function(fastops_add_isa name)
   target_compile_definitions(${target} PRIVATE FASTOPS_ISA=${name} FASTOPS_VECTOR_BYTES=${arg_VECTOR_BYTES})
   # -ffp-contract=fast: a * b + c becomes one fused operation where the level has it.
   # No distribute-patterns: copying the few elements at the end of a row must not become a call of memcpy.
+  # Unwind tables, which only exceptions and debuggers read, are 2 % of the wheel.
   # Vector types cross no ABI here (everything inlines), so GCC's note about it says nothing.
   target_compile_options(${target} PRIVATE -O3 ${arg_FLAGS} -ffp-contract=fast -fno-math-errno -fno-trapping-math
-    -fno-tree-loop-distribute-patterns -fno-exceptions -fno-rtti -Wall -Wextra -Wno-psabi)
+    -fno-tree-loop-distribute-patterns -fno-exceptions -fno-rtti -fno-asynchronous-unwind-tables -Wall -Wextra
+    -Wno-psabi)
   set(FASTOPS_ISAS ${FASTOPS_ISAS} ${name} PARENT_SCOPE)
   set(FASTOPS_ISA_OBJECTS ${FASTOPS_ISA_OBJECTS} $<TARGET_OBJECTS:${target}> PARENT_SCOPE)
 endfunction()
