@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from processes import Placements, agree, mesh_of, numbers, on, placed, spawn
+from processes import Function, Placements, agree, mesh_of, numbers, on, placed, spawn
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import fastops
 
@@ -144,16 +144,42 @@ def misuses(mesh: DeviceMesh) -> None:
 
 
 def twice(mesh: DeviceMesh) -> None:
-    """Rows have second derivatives; classes in shards have none."""
-    y = placed(targets(ROWS, 12), mesh, [Shard(0)])
-    x = numbers((ROWS, 12), 1)
+    """Rows have second derivatives, of what is made of a loss too; classes in shards have none."""
 
-    def penalty(x: Tensor, y: Tensor) -> Tensor:
-        (gradient,) = torch.autograd.grad(fastops.cross_entropy(x, y), x, create_graph=True)  # type: ignore[type-var]
-        return gradient.square().sum()
+    def penalty(function: Function, learning: int) -> Function:
+        def of(*given: Tensor) -> tuple[Tensor, ...]:
+            y = function(*given)
+            z = y**2
+            grad = torch.ones(z.shape, dtype=z.dtype, device=z.device)
+            if isinstance(z, DTensor):
+                grad = distribute_tensor(grad, mesh, z.placements)
+            gradients = torch.autograd.grad(z, given[:learning], grad, create_graph=True)
+            return tuple(gradient.square().sum() for gradient in gradients)
 
-    agree("second derivative", penalty, [x, targets(ROWS, 12)], [[Shard(0)], [Shard(0)]], mesh, (True, False))
-    del y
+        return of
+
+    x, w, z, y = numbers((ROWS, FEATURES), 4), numbers((12, FEATURES), 5), numbers((ROWS, 12), 1), targets(ROWS, 12)
+    rows, p = [Shard(0)], [Partial()]
+    for reduction in REDUCTIONS:
+
+        def of_logits(z: Tensor, y: Tensor, reduction: str = reduction) -> Any:
+            return fastops.cross_entropy(z, y, reduction=reduction)
+
+        def of_hidden(x: Tensor, w: Tensor, y: Tensor, reduction: str = reduction) -> Any:
+            return fastops.linear_cross_entropy(x, w, y, reduction=reduction)
+
+        for of_z, of_y in ((rows, rows), (p, R), (R, R)):
+            agree(f"{reduction} twice, {of_z}", penalty(of_logits, 1), [z, y], [of_z, of_y], mesh, (True, False))
+        for of_x, of_w, of_y in ((rows, R, rows), (p, R, R), (R, [Shard(1)], R)):
+            what, needs = f"a linear layer's {reduction} twice, {of_x}, {of_w}", (True, True, False)
+            agree(what, penalty(of_hidden, 2), [x, w, y], [of_x, of_w, of_y], mesh, needs)
+        with pytest.raises(RuntimeError, match="there are no second derivatives"):
+            penalty(of_logits, 1)(placed(z, mesh, [Shard(1)]).requires_grad_(), placed(y, mesh, R))
+
+    def likelihoods(x: Tensor, w: Tensor, y: Tensor) -> Any:
+        return fastops.linear_log_prob(x, w, y)
+
+    agree("linear_log_prob twice", penalty(likelihoods, 2), [x, w, y], [rows, R, rows], mesh, (True, True, False))
 
 
 def one_dimension(rank: int) -> None:

@@ -20,6 +20,7 @@ from ..families.likelihood import weights_of
 from ..families.row import HALVES
 from ..families.shard import shard_of
 from ..sharding import added_up
+from ..sharding.moves import from_local, redistributed, to_local
 from .cross_entropy import class_dim, cross_entropy
 from .linear_cross_entropy import _derivative, _kernel, linear_cross_entropy, raw_arguments
 from .linear_log_prob import linear_log_prob
@@ -54,11 +55,7 @@ def _placements(x: Any) -> Placements:
 
 def _local(x: Any, placements: Placements, of_gradient: Placements) -> Tensor:
     """Of ``x``, so placed; its gradient comes placed ``of_gradient``, and stays so where x did."""
-    return _moved(x, placements).to_local(grad_placements=of_gradient)  # type: ignore[no-any-return]
-
-
-def _moved(x: Any, placements: Placements) -> Any:
-    return x if _placements(x) == placements else x.redistribute(placements=placements)
+    return to_local(redistributed(x, placements), of_gradient)
 
 
 class _Rows(NamedTuple):
@@ -79,7 +76,7 @@ class _Rows(NamedTuple):
     def local(self, name: str, x: Tensor) -> Tensor:
         """Of targets those of this process."""
         if isinstance(x, DTensor):
-            return _moved(x, self.placements).to_local()
+            return redistributed(x, self.placements).to_local()  # type: ignore[attr-defined,no-any-return]
         if self.split:
             raise RuntimeError(
                 f"[{self.op}] got mixed torch.Tensor and DTensor: {name} must be a DTensor where rows are split"
@@ -89,16 +86,15 @@ class _Rows(NamedTuple):
     def whole(self, x: Tensor | None) -> Tensor | None:
         """Of classes' weights all."""
         if isinstance(x, DTensor):
-            return _moved(x, [Replicate()] * self.mesh.ndim).to_local()
+            return redistributed(x, [Replicate()] * self.mesh.ndim).to_local()  # type: ignore[attr-defined,no-any-return]
         return x
 
-    def each(self, x: Tensor, shape: torch.Size) -> DTensor:
+    def each(self, x: Tensor, shape: torch.Size) -> Tensor:
         """A result of rows."""
-        stride = torch.empty(shape, device="meta").stride()
-        return DTensor.from_local(x, self.mesh, self.placements, run_check=False, shape=shape, stride=stride)
+        return from_local(x, self.mesh, self.placements, shape, self.placements)
 
-    def sum(self, x: Tensor) -> DTensor:
-        return DTensor.from_local(x, self.mesh, self.sums, run_check=False)
+    def sum(self, x: Tensor) -> Any:
+        return from_local(x, self.mesh, self.sums, x.shape, [Replicate()] * self.mesh.ndim)
 
     def reduced(
         self,

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from .lazy import is_sharded
+from .moves import redistributed
 
 
 def added_up(x: Tensor) -> Tensor:
@@ -29,4 +30,4 @@ def added_up(x: Tensor) -> Tensor:
             row = next(rows, None)
             placements[d] = Replicate() if row is None else Shard(row)
             taken.add(row)
-    return sharded.redistribute(placements=placements)  # type: ignore[no-any-return]
+    return redistributed(x, placements)
