@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .sharding import added_up
+
 # Of inputs, outputs and needs_input_grad: of each output whether an input that needs a gradient reaches it. None: all.
 Reach = Callable[[tuple[Any, ...], tuple[Any, ...], tuple[bool, ...]], "tuple[bool, ...] | None"]
 
@@ -64,7 +66,7 @@ def backward_of(reference: Callable[..., Any]) -> Callable[..., Any]:
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         inputs = list(ctx.inputs)
         for k, tensor in zip(ctx.tensors_at, ctx.saved_tensors, strict=True):
-            inputs[k] = tensor
+            inputs[k] = added_up(tensor)  # to a partial sum torch 2.10 adds a number once in each process
         wanted = [k for k in ctx.tensors_at if ctx.needs_input_grad[k]]
         moving = [k for k, g in enumerate(grads) if g is not None and (g.is_floating_point() or g.is_complex())]
 

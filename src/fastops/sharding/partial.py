@@ -23,7 +23,7 @@ def added_up(x: Tensor) -> Tensor:
     from torch.distributed.tensor import Replicate, Shard
 
     placements = list(sharded.placements)
-    taken = {p.dim for p in placements if hasattr(p, "dim")}
+    taken = {getattr(p, "dim", None) for p in placements}
     for d, placement in enumerate(placements):
         if placement.is_partial():
             rows = (k for k, size in enumerate(x.shape[:-1]) if k not in taken and size >= sharded.device_mesh.size(d))
