@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from abilities import splits_backward
 from decoders import Decoder, batch, decoder
 from processes import DEVICES, check_close, device_type, numbers, spawn
 from torch import Tensor, distributed, nn
@@ -23,6 +24,7 @@ SCHEDULES = {
     ScheduleInterleavedZeroBubble: [[0, 2], [1, 3]],
     ScheduleZBVZeroBubble: [[0, 3], [1, 2]],
 }
+ZERO_BUBBLE = (ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble)
 
 
 class Stage(nn.Module):
@@ -47,6 +49,8 @@ def schedules(rank: int) -> None:
     expected.backward()
     gradients = {name: p.grad for name, p in truth.named_parameters()}
     for schedule, places in SCHEDULES.items():
+        if schedule in ZERO_BUBBLE and not splits_backward():  # they fail with any Function
+            continue
         model, count = decoder(layers=LAYERS), sum(map(len, places))
         stages = [PipelineStage(Stage(model, k, count), k, count, torch.device(device_type())) for k in places[rank]]
         several = len(stages) > 1
@@ -86,6 +90,7 @@ class Fused(nn.Module):
         return fastops.softmax(self.last(y), -1) + x
 
 
+@pytest.mark.skipif(not splits_backward(), reason="PyTorch splits the backward of no Function")
 @pytest.mark.parametrize("save", ["logits", "none"])
 def test_split_backward(save: str) -> None:
     """As a zero-bubble schedule runs it: input's gradient while the graph is kept, then weights'."""

@@ -8,11 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch.nn.functional as F
+from abilities import flattens_shards
 from cases import CASES, Case, H, w, x
 from processes import agree, mesh_of, on, placed, spawn
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
 
 import fastops
 
@@ -28,7 +31,7 @@ def check(case: Case, placements: Sequence[Placement], mesh: DeviceMesh) -> None
     fits = not any(p.is_partial() for p in placements) and all(
         p.dim in case.free and case.spread[-1].shape[p.dim] >= mesh.size() for p in shards
     )
-    most = 0 if fits else mesh.ndim * len(case.spread)
+    most = 0 if fits else mesh.ndim * len(case.spread) + of_product(case, placements, mesh)
     what = f"{case.name} {placements}"
     found = agree(what, case.function, tensors, given, mesh, needs, forward=most, backward=None if most else 0)
     if not fits:
@@ -39,12 +42,28 @@ def check(case: Case, placements: Sequence[Placement], mesh: DeviceMesh) -> None
                 assert gradient.placements[d].is_partial(), f"{what}: a gradient is {gradient.placements}"
 
 
+def of_product(case: Case, placements: Sequence[Placement], mesh: DeviceMesh) -> int:
+    """Collectives of torch's own product, which in 2.10 adds partial sums up."""
+    if not case.name.startswith("linear"):
+        return 0
+    matrix = placed(case.whole[0], mesh, [Replicate()] * mesh.ndim)
+    with CommDebugMode() as counter:
+        F.linear(placed(case.spread[0], mesh, placements), matrix)
+    return counter.get_total_counts()
+
+
+def refused(case: Case, placements: Sequence[Placement], mesh: DeviceMesh) -> bool:
+    """By torch's own product, which makes one dimension of several: with shards of the second 2.10 and 2.11 do not."""
+    return case.name.startswith("linear") and Shard(1) in placements and not flattens_shards(mesh)
+
+
 def every_placement(rank: int) -> None:
     """On a mesh of one dimension."""
     mesh = mesh_of(distributed.get_world_size())
     for case in CASES:
         for placement in (Replicate(), *map(Shard, range(case.spread[0].dim())), Partial()):
-            check(case, [placement], mesh)
+            if not refused(case, [placement], mesh):
+                check(case, [placement], mesh)
     what_is_asked(mesh)
     no_rule_no_answer(mesh)
 
@@ -76,6 +95,7 @@ def two_dimensions(rank: int) -> None:
         pairs = [*itertools.product(sharded, repeat=2), (Replicate(), sharded[0]), (Partial(), sharded[-1])]
         if case.name.startswith("linear") and (Shard(1), Shard(1)) in pairs:
             pairs.remove((Shard(1), Shard(1)))  # which torch's product does not take
+        pairs = [pair for pair in pairs if not refused(case, pair, mesh)]
         check(case, pairs[k % len(pairs)], mesh)
     row = mesh_of(4)
     few = x(0, 3, 2, H)
