@@ -80,7 +80,9 @@ def twice(mesh: DeviceMesh, placements: Placements) -> None:
         "layer_norm": (lambda x, w, b: fastops.layer_norm(x, (H,), w, b), [even, w, x(2, H)]),
         "sigmoid": (fastops.sigmoid, [even]),
         "swiglu": (lambda x: fastops.swiglu(x, x), [even]),
+        "glu by turns": (lambda x: fastops.glu(x, interleaved=True), [even]),
         "softmax": (lambda x: fastops.softmax(x, -1), [even]),
+        "log_prob": (lambda x: fastops.log_prob(x, (x.detach().sum(-1) > 0).long()), [even]),
         "linear": (lambda x, w, b: fastops.linear(x, w, b, "silu"), [even, matrix, of_outputs]),
     }
 

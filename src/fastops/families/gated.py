@@ -95,8 +95,8 @@ def split(x: Tensor, dim: int, interleaved: bool) -> tuple[Tensor, Tensor]:
     if x.is_nested:  # neither whose narrow nor whose select has a gradient
         first, second = x.chunk(2, last)
         return (first.squeeze(last), second.squeeze(last)) if interleaved else (first, second)
-    if interleaved:
-        return x.select(last, 0), x.select(last, 1)
+    if interleaved:  # not by select, whose gradient fails where a DTensor's is in shards
+        return x.narrow(last, 0, 1).squeeze(last), x.narrow(last, 1, 1).squeeze(last)
     half = x.size(dim) // 2
     return x.narrow(dim, 0, half), x.narrow(dim, half, half)
 

@@ -102,7 +102,8 @@ def at_target(values: Tensor, target: Tensor) -> Tensor:
 
 
 def one_hot(target: Tensor, like: Tensor, first_class: int = 0) -> Tensor:
-    classes = torch.arange(first_class, first_class + like.shape[-1], device=target.device)
+    # arange would be no DTensor beside one, which torch.func wraps past telling.
+    classes = target.new_ones(like.shape[-1], dtype=torch.int64).cumsum(0) + (first_class - 1)
     return (target.unsqueeze(-1) == classes).to(like.dtype)
 
 
