@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,18 @@ class Sample:
 
     def args(self, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> tuple[Any, ...]:
         return self.build(Make(device, dtype, seed))
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments of a public function by keyword, and what its formula takes in place of some."""
+
+    arguments: dict[str, Any]
+    plain: dict[str, Any] = field(default_factory=dict)
+    needs: dict[str, str] = field(default_factory=dict)  # a tensor that is only there with another
+
+
+Calls = Callable[[Make], Iterator[Call]]
 
 
 @dataclass(frozen=True)
@@ -113,6 +125,13 @@ class Case:
     wide_outputs: bool = False  # of float32 for the half types
     # (function, make): names, results, truths; an error is at most OVER_ONE_ROUNDING times that of the truth rounded.
     rounded_once: Callable[..., Iterator[tuple[str, Tensor, Tensor]]] | None = None
+    # Every optional tensor, then each option; of the first each combination without those tensors is tried.
+    calls: Calls = lambda make: iter(())
+    room: float = 1.0  # times the bounds of float32 and float64: options have roundings of their own
+    coarse: tuple[str, ...] = ()  # tensors whose gradient has the first argument's digits, whatever its dtype
+    torchs_sums: bool = False  # in gradients: their order of additions may follow strides
+    fixed: tuple[str, ...] = ()  # floating-point tensors that must not require a gradient
+    autocast: tuple[str, str] = ("own", "own")  # dtypes of what is computed with and of results
     in_features: bool = False  # problem() also takes (make, rows, in_features, columns), else as many as columns
 
     @property

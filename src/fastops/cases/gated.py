@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,33 +11,55 @@ from torch import Tensor
 
 from .case import RawCall, Sample
 from .inputs import LAYOUTS, SIZES, Layout, Make, channels_last, misaligned, row_slice, stepped, transposed
+from .linear import gelu, gelu_tanh
 
 
-def _halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
+def _halves(gate: Tensor, up: Tensor | None, dim: int = -1, interleaved: bool = False) -> tuple[Tensor, Tensor]:
     if up is not None:
         return gate, up
-    first, second = gate.chunk(2, -1)
+    first, second = gate.unflatten(dim, (-1, 2)).unbind(dim % gate.dim() + 1) if interleaved else gate.chunk(2, dim)
     return first, second
 
 
-def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
-    g, u = _halves(gate, up)
-    return g / (1 + torch.exp(-g)) * u
+def _product(
+    act: Callable[[Tensor], Tensor],
+    gate: Tensor,
+    up: Tensor,
+    limit: float | None = None,
+    offset: float = 0.0,
+    row_scale: Tensor | None = None,
+) -> Tensor:
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    y = act(gate) * (up + offset)
+    return y if row_scale is None else y * row_scale.unsqueeze(-1)
 
 
-def geglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
-    g, u = _halves(gate, up)
-    return 0.5 * g * torch.erfc(-g / math.sqrt(2)) * u
+def swiglu(
+    gate: Tensor, up: Tensor | None = None, dim: int = -1, interleaved: bool = False, alpha: float = 1.0, **rest: Any
+) -> Tensor:
+    return _product(lambda g: g / (1 + torch.exp(-alpha * g)), *_halves(gate, up, dim, interleaved), **rest)
 
 
-def reglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
-    g, u = _halves(gate, up)
-    return torch.where(g > 0, g, 0) * u
+def geglu(
+    gate: Tensor,
+    up: Tensor | None = None,
+    dim: int = -1,
+    interleaved: bool = False,
+    approximate: str = "none",
+    **rest: Any,
+) -> Tensor:
+    act = gelu if approximate == "none" else gelu_tanh
+    return _product(act, *_halves(gate, up, dim, interleaved), **rest)
 
 
-def glu(input: Tensor, dim: int = -1) -> Tensor:
-    u, g = input.chunk(2, dim)
-    return u / (1 + torch.exp(-g))
+def reglu(gate: Tensor, up: Tensor | None = None, dim: int = -1, interleaved: bool = False, **rest: Any) -> Tensor:
+    return _product(lambda g: torch.where(g <= 0, 0, g), *_halves(gate, up, dim, interleaved), **rest)
+
+
+def glu(input: Tensor, dim: int = -1, gate: Tensor | None = None, interleaved: bool = False, **rest: Any) -> Tensor:
+    u, g = _halves(input, gate, dim, interleaved)
+    return _product(lambda g: 1 / (1 + torch.exp(-g)), g, u, **rest)
 
 
 def torch_swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:

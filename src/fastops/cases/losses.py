@@ -11,27 +11,65 @@ from torch import Tensor
 
 from .case import RawCall, Sample
 from .inputs import LAYOUTS, SIZES, Layout, Make, channels_last, expanded, row_slice, stepped, transposed
+from .linear import plain as linear
 
 IGNORED = -100
 
 
-def cross_entropy(input: Tensor, target: Tensor) -> Tensor:
-    """The mean over the rows that are not ignored, classes in the second dimension."""
-    log_p, kept = _log_p(input.movedim(1 if input.dim() > 1 else 0, -1), target)
-    return -log_p.sum() / kept.sum()
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = IGNORED,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    dtype: torch.dtype | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """Classes in the second dimension; the mean is over the weights of the rows that are not ignored."""
+    log_p, lse, kept, at = _log_p(input.movedim(min(1, input.dim() - 1), -1), target, ignore_index, scale, softcap)
+    w = torch.ones_like(log_p[..., :1].expand(log_p.shape)) if weight is None else weight.expand(log_p.shape)
+    w_y = w.gather(-1, at).squeeze(-1)
+    loss = (label_smoothing - 1) * w_y * log_p.gather(-1, at).squeeze(-1) + z_loss * lse**2
+    if label_smoothing:
+        loss = loss - label_smoothing / log_p.shape[-1] * (w * log_p).sum(-1)
+    loss = torch.where(kept, loss, 0)
+    if reduction != "none":
+        loss = loss.sum() if reduction == "sum" else loss.sum() / torch.where(kept, w_y, 0).sum()
+    return (loss, torch.where(kept, lse, 0)) if return_lse else loss
 
 
-def log_prob(input: Tensor, target: Tensor) -> Tensor:
-    return _log_p(input, target)[0]
+def log_prob(
+    input: Tensor,
+    target: Tensor,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    ignore_index: int = IGNORED,
+    entropy: bool = False,
+) -> Any:
+    log_p, _, kept, at = _log_p(input, target, ignore_index, scale, softcap)
+    found = torch.where(kept, log_p.gather(-1, at).squeeze(-1), 0)
+    if not entropy:
+        return found
+    p = log_p.exp()
+    return found, torch.where(kept, -(p * torch.where(p > 0, log_p, 0)).sum(-1), 0)
 
 
-def _log_p(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    kept = target != IGNORED
-    x = torch.where(kept.unsqueeze(-1), x, 0)
+def _log_p(
+    x: Tensor, target: Tensor, ignore_index: int = IGNORED, scale: float = 1.0, softcap: float | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each class, lse, which rows are not ignored, and where their targets are."""
+    kept = target != ignore_index
+    x = torch.where(kept.unsqueeze(-1), x, 0) * scale
+    x = x if softcap is None else softcap * torch.tanh(x / softcap)
     # What is taken out has no derivative: autograd would send the largest the rounding of all others'.
-    x = x - x.amax(-1, keepdim=True).detach() if x.numel() else x
-    of_target = x.gather(-1, torch.where(kept, target, 0).unsqueeze(-1)).squeeze(-1)
-    return torch.where(kept, of_target - x.exp().sum(-1).log(), 0), kept
+    largest = x.amax(-1, keepdim=True).detach() if x.numel() else x.sum(-1, keepdim=True).detach()
+    x = x - largest
+    log_sum = x.exp().sum(-1, keepdim=True).log()
+    return x - log_sum, (largest + log_sum).squeeze(-1), kept, torch.where(kept, target, 0).unsqueeze(-1)
 
 
 def torch_log_prob(input: Tensor, target: Tensor) -> Tensor:
@@ -212,13 +250,21 @@ def gradient_reads(args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> tuple[
     return args[0], args[1]
 
 
-def linear_cross_entropy(input: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    log_p, kept = _log_p(input @ weight.mT, target)
-    return -log_p.sum() / kept.sum()
+def linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None = None, **options: Any
+) -> Any:
+    logits = linear(input, linear_weight, linear_bias)
+    return cross_entropy(logits.movedim(-1, min(1, logits.dim() - 1)), target, **_of_loss(options))
 
 
-def linear_log_prob(input: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    return _log_p(input @ weight.mT, target)[0]
+def linear_log_prob(
+    input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None = None, **options: Any
+) -> Any:
+    return log_prob(linear(input, linear_weight, linear_bias), target, **_of_loss(options))
+
+
+def _of_loss(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "save"}
 
 
 def torch_linear_cross_entropy(input: Tensor, weight: Tensor, target: Tensor) -> Tensor:
@@ -278,7 +324,7 @@ def rounded_once(function: Callable[..., Tensor], make: Make) -> Iterator[tuple[
     args = linear_problem(make, 8192, 32, 512)
     x, w, target = (a.detach().cpu() for a in args)
     wide = x.double().requires_grad_(), w.double().requires_grad_()
-    truth = (-_log_p(wide[0] @ wide[1].mT, target)[0]).detach()
+    truth = (-linear_log_prob(*wide, target)).detach()
     gradients = torch.autograd.grad(linear_cross_entropy(*wide, target), wide)
     for save in ("logits", "none"):
         yield "loss", function(*args, reduction="none", save=save), truth

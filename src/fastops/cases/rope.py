@@ -16,26 +16,58 @@ Pair = tuple[Tensor, Tensor]
 MOST_NORMALIZED = 256  # numbers of a head that has kernels of qk_norm_rope on CUDA; of more it is the plain composition
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """By halves, of heads ``[*batch, heads, seq, dim]`` and tables of all that is rotated."""
-    n = cos.shape[-1]
-    cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
-    first, second, rest = x[..., : n // 2], x[..., n // 2 : n], x[..., n:]
-    a, b, c, d = cos[..., : n // 2], cos[..., n // 2 :], sin[..., : n // 2], sin[..., n // 2 :]
-    return torch.cat((first * a - second * c, second * b + first * d, rest), -1)
+def _rotated(
+    x: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor | None = None,
+    rotary_dim: int | None = None,
+    interleaved: bool = False,
+    seq_dim: int = -2,
+) -> Tensor | None:
+    """Of heads ``[*batch, heads, seq, dim]``; ``rotary_dim`` is what tables are the width of, or twice that."""
+    if x is None:
+        return None
+    if positions is not None:
+        cos, sin = cos[positions], sin[positions]
+    n = rotary_dim or cos.shape[-1]
+    half = n // 2
+
+    def pairs(t: Tensor) -> tuple[Tensor, Tensor]:
+        return (t[..., 0:n:2], t[..., 1:n:2]) if interleaved else (t[..., :half], t[..., half:n])
+
+    x = x.movedim(seq_dim, -2)
+    (a, b), (c, d), (s, t) = (
+        pairs(x),
+        *((table, table) if table.shape[-1] < n else pairs(table) for table in (cos.unsqueeze(-3), sin.unsqueeze(-3))),
+    )
+    first, second = a * c - b * s, b * d + a * t
+    turned = torch.stack((first, second), -1).flatten(-2) if interleaved else torch.cat((first, second), -1)
+    return torch.cat((turned, x[..., n:]), -1).movedim(-2, seq_dim)
 
 
-def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pair:
-    return _rotated(q, cos, sin), _rotated(k, cos, sin)
+def rope(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, **options: Any) -> tuple[Tensor | None, ...]:
+    return _rotated(q, cos, sin, **options), _rotated(k, cos, sin, **options)
 
 
 def qk_norm_rope(
-    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, eps: float
-) -> Pair:
-    def normalized(x: Tensor, weight: Tensor) -> Tensor:
-        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
+    q: Tensor,
+    k: Tensor | None,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    weight_offset: float = 0.0,
+    **options: Any,
+) -> tuple[Tensor | None, ...]:
+    def normalized(x: Tensor | None, weight: Tensor | None) -> Any:
+        if x is None:
+            return None
+        h = x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps)
+        return h if weight is None else h * (weight + weight_offset)
 
-    return rope(normalized(q, q_weight), normalized(k, k_weight), cos, sin)
+    return rope(normalized(q, q_weight), normalized(k, k_weight), cos, sin, **options)
 
 
 def _turned(x: Tensor) -> Tensor:

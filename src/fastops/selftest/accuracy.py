@@ -118,16 +118,28 @@ def truth_of(case: Case, args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> 
 
 def errors(case: Case, args: tuple[Any, ...], result: Evaluation, truth: Evaluation) -> Iterator[tuple[str, float]]:
     """("forward" or "gradient", ulps) for each output and each gradient."""
-
-    def coarser(dtype: torch.dtype) -> torch.dtype:
-        return max(dtype, args[0].dtype, key=lambda dtype: torch.finfo(dtype).eps)
-
     for out, expected in zip(result.outputs, truth.outputs, strict=True):
-        yield "forward", ulps(out, expected, relative=case.relative, dtype=coarser(out.dtype))
+        yield "forward", ulps(out, expected, relative=case.relative, dtype=_coarser(out.dtype, args))
     for k, (gradient, expected) in enumerate(zip(result.gradients, truth.gradients, strict=True)):
-        dtype = coarser(gradient.dtype) if case.rounds_between else gradient.dtype
-        error = ulps(gradient, expected, relative=case.relative_gradient, dtype=dtype)
-        if k in case.products and gradient.numel() and gradient.dtype in (torch.float32, torch.float64):
-            products = result.outputs[0].numel() * gradient.shape[-1] / gradient.numel()
-            error /= max(1.0, math.sqrt(products / 256))
-        yield "gradient", error
+        yield "gradient", gradient_error(case, args, k, gradient, expected, result.outputs[0].numel())
+
+
+def _coarser(dtype: torch.dtype, args: tuple[Any, ...]) -> torch.dtype:
+    return max(dtype, args[0].dtype, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def gradient_error(
+    case: Case,
+    args: tuple[Any, ...],
+    k: int,
+    gradient: Tensor,
+    expected: Tensor,
+    numel: int,
+    coarse: bool = False,
+) -> float:
+    """In ulps, of the k-th tensor that is differentiated; ``numel`` is the first output's."""
+    dtype = _coarser(gradient.dtype, args) if case.rounds_between or coarse else gradient.dtype
+    error = ulps(gradient, expected, relative=case.relative_gradient, dtype=dtype)
+    if k in case.products and gradient.numel() and gradient.dtype in (torch.float32, torch.float64):
+        error /= max(1.0, math.sqrt(numel * gradient.shape[-1] / gradient.numel() / 256))
+    return error

@@ -21,6 +21,7 @@ from .checks import KERNEL_CHECKS, REFERENCE_CHECKS, Check, Outcome
 from .cuda_checks import CUDA_CHECKS, FIRST
 from .guarded import begun, guarded
 from .numbers import CHECKS as NUMBERS
+from .promises import PROMISE_CHECKS
 from .reach import CHECKS as REACH
 from .target import Path, Target
 
@@ -53,8 +54,8 @@ def checks_for(target: Target) -> tuple[Check, ...]:
         return ATEN_CHECKS
     if path.kind == "reference":
         return REFERENCE_CHECKS
-    of_all = KERNEL_CHECKS + NUMBERS + REACH
-    return FIRST + of_all + CUDA_CHECKS if path.kind == "cuda" else (begun, *of_all, guarded)
+    checks = KERNEL_CHECKS + NUMBERS + REACH + (PROMISE_CHECKS if path.best else ())
+    return FIRST + checks + CUDA_CHECKS if path.kind == "cuda" else (begun, *checks, guarded)
 
 
 def name_of(dtype: torch.dtype) -> str:

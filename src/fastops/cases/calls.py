@@ -1,0 +1,140 @@
+"""Calls of the public functions by keyword: every optional tensor, and each option."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .case import Call, Calls
+from .inputs import Make
+from .losses import IGNORED
+from .norms import halves
+
+Options = dict[str, Any]
+
+
+def _each(tensors: Options, *options: Options, **needs: str) -> Iterator[Call]:
+    return (Call(tensors | given, needs=needs) for given in options)
+
+
+def gated(first: str, second: str, *own: Options) -> Calls:
+    def calls(make: Make) -> Iterator[Call]:
+        scale = make(2, 3, dtype=make.parameter_dtype)
+        tensors = {first: make(2, 3, 8, scale=2.0), second: make(2, 3, 8), "row_scale": scale}
+        turns = {second: None, "interleaved": True}
+        return _each(
+            tensors,
+            {"limit": 1.25, "offset": 0.5},
+            {"limit": 0.75},
+            {"offset": -1.5},
+            turns,
+            turns | {"dim": 0, "row_scale": None},
+            {second: None, "dim": 0, "row_scale": None},
+            *own,
+        )
+
+    return calls
+
+
+def axpby(make: Make) -> Iterator[Call]:
+    return _each({"x": make(3, 4), "y": make(3, 4)}, {"alpha": 0.5}, {"beta": -2.0})
+
+
+def norm(layer: bool, residual: bool) -> Calls:
+    def calls(make: Make) -> Iterator[Call]:
+        def rows(scale: float) -> Options:
+            total = make(2, 3, 2, 4, scale=scale)
+            return dict(zip(("input", "residual"), halves(total), strict=True)) if residual else {"input": total}
+
+        affine = {"weight": make(2, 4)} | ({"bias": make(2, 4)} if layer else {})
+        of_shape = {"normalized_shape": (2, 4), **affine}
+        yield from _each(
+            rows(1.0) | of_shape,
+            {"weight_offset": 1.0, "eps": 1e-2},
+            {"weight_offset": -0.5},
+            {"eps": 0.5},
+            {name: x.to(make.parameter_dtype) for name, x in affine.items()},
+        )
+        if not layer:  # an eps of None beside numbers whose squares are as small
+            eps = torch.finfo(torch.float64 if make.dtype == torch.float64 else torch.float32).eps
+            yield Call(rows(eps**0.5) | of_shape | {"eps": None}, {"eps": eps})
+
+    return calls
+
+
+def rows(make: Make) -> Iterator[Call]:
+    x = make(3, 4, 5, scale=2.0)
+    wide = {"dtype": make.parameter_dtype}
+    return _each({"input": x, "dim": 1}, {"scale": -0.5}, {"scale": 0.0}, {"dim": -1, "scale": 2.0, **wide}, wide)
+
+
+def linear(make: Make) -> Iterator[Call]:
+    tensors = {"input": make(2, 3, 4), "weight": make(5, 4, scale=0.5), "bias": make(5)}
+    wide = tensors["bias"].to(make.parameter_dtype)
+    return _each(tensors, {"activation": "gelu"}, {"bias": wide}, {"activation": "sigmoid", "bias": wide})
+
+
+_OF_LOGITS: tuple[Options, ...] = ({"scale": -0.5}, {"softcap": 3.0})
+_OF_LOSS: tuple[Options, ...] = (
+    {"reduction": "sum", "scale": 1.5, "softcap": 5.0, "z_loss": 1e-2, "label_smoothing": 0.2},
+    {"reduction": "none"},
+    {"label_smoothing": 0.1},
+    {"z_loss": 0.05},
+    *_OF_LOGITS,
+)
+_ENTROPY: tuple[Options, ...] = ({"entropy": True, "scale": 0.5}, {"entropy": True, "softcap": 3.0}, *_OF_LOGITS)
+_SAVES: tuple[Options, ...] = ({"save": "logits"}, {"save": "none"})
+
+
+def losses(linear: bool, likelihood: bool) -> Calls:
+    """By logits, or by hidden states and a head; of a mean, or of each row."""
+
+    def calls(make: Make) -> Iterator[Call]:
+        target = make.integers(4, below=5)
+        target[1] = IGNORED
+        tensors: Options = {"input": make(4, 3 if linear else 5, scale=1.0 if linear else 2.0), "target": target}
+        if linear:
+            tensors |= {"linear_weight": make(5, 3, scale=0.5), "linear_bias": make(5)}
+        ignored = {"ignore_index": 1, "target": torch.where(target < 0, 1, target)}
+        if likelihood:
+            return _each(tensors, *_ENTROPY, ignored, *(_SAVES if linear else ()))
+        tensors["weight"] = make(5).abs().add(0.1)
+        wide = {"dtype": make.parameter_dtype}
+        if linear:
+            return _each(tensors, *_OF_LOSS, *_SAVES, ignored, wide)
+        return _each(tensors, _OF_LOSS[0] | {"return_lse": True}, *_OF_LOSS[1:], ignored, wide)
+
+    return calls
+
+
+def rope(norm: bool) -> Calls:
+    def calls(make: Make) -> Iterator[Call]:
+        def heads(count: int) -> Any:
+            return make(2, count, 5, 8)
+
+        wide = make.parameter_dtype
+        full, half = make(2, 5, 8, dtype=wide), make(2, 5, 4, dtype=wide)
+        positions = make.integers(2, 5, below=5)
+        weights = {"q_weight": make(8, dtype=wide), "k_weight": make(8, dtype=wide), "eps": 1e-2} if norm else {}
+        q, k = heads(3), heads(2)
+        tensors = {"q": q, "k": k, **weights, "cos": full[0], "sin": full[1], "positions": positions}
+        narrow = {"cos": half[0], "sin": half[1]}
+        by_token = {"q": q.movedim(-2, -3).contiguous(), "k": k.movedim(-2, -3).contiguous(), "seq_dim": -3}
+        yield from _each(
+            tensors,
+            {},
+            {"interleaved": True, "positions": positions.int()},
+            narrow | {"rotary_dim": 4},
+            narrow | {"rotary_dim": 8, "interleaved": True},
+            by_token,
+            *([{"weight_offset": 1.0}] if norm else []),
+            **({"k_weight": "k"} if norm else {}),
+        )
+        if norm:
+            eps = torch.finfo(torch.float64 if make.dtype == torch.float64 else torch.float32).eps
+            small = {name: x * (eps**0.5 / 2) for name, x in (("q", q), ("k", k))}
+            yield Call(tensors | small | {"eps": None}, {"eps": eps})
+
+    return calls

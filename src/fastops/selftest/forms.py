@@ -1,0 +1,150 @@
+"""Calls of a public function as functions of their tensors: ours, the formula, and how far apart they are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, combinations, islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cases import Case
+from ..cases.inputs import HALVES
+from .accuracy import Evaluation, errors, evaluate, gradient_error, is_learnable, ulps, wide_copies
+from .checks import Outcome
+from .target import Target
+
+
+@dataclass(frozen=True)
+class Form:
+    """``args`` are the tensors of a call, but for those that may not require a gradient."""
+
+    case: Case
+    text: str
+    names: tuple[str, ...]
+    args: tuple[Tensor, ...]
+    given: dict[str, Any]
+    of_plain: dict[str, Any]
+
+    def ours(self, *args: Any) -> tuple[Tensor, ...]:
+        return _outputs(self.case.function(**dict(zip(self.names, args, strict=True)), **self.given))
+
+    def plain(self, *args: Any) -> tuple[Tensor, ...]:
+        given = dict(zip(self.given, wide_copies(tuple(self.given.values())), strict=True))
+        return _outputs(self.case.plain(**dict(zip(self.names, args, strict=True)), **(given | self.of_plain)))
+
+    def truth(self, grads: Iterable[Tensor], args: Sequence[Any] | None = None) -> Evaluation:
+        return evaluate(self.plain, wide_copies(tuple(args or self.args)), wide_copies(tuple(grads)))
+
+    def with_args(self, args: Iterable[Tensor]) -> Form:
+        return replace(self, args=tuple(args))
+
+    @property
+    def learnable(self) -> list[int]:
+        return [k for k, x in enumerate(self.args) if is_learnable(x)]
+
+
+def _outputs(out: Any) -> tuple[Tensor, ...]:
+    return tuple(x for x in (out if isinstance(out, tuple) else (out,)) if x is not None)
+
+
+def form(case: Case, text: str, arguments: dict[str, Any], of_plain: dict[str, Any] | None = None) -> Form:
+    order = [name for name in inspect.signature(case.function).parameters if name in arguments]
+    tensors = [name for name in order if isinstance(arguments[name], Tensor) and name not in case.fixed]
+    given = {name: arguments[name] for name in order if name not in tensors}
+    return Form(case, text, tuple(tensors), tuple(arguments[name] for name in tensors), given, of_plain or {})
+
+
+def of_samples(t: Target, samples: Iterable[Any]) -> Iterator[Form]:
+    for sample in samples:
+        args = sample.args(t.path.device, t.dtype)
+        names = list(inspect.signature(t.case.function).parameters)[: len(args)]
+        yield form(t.case, sample.name, dict(zip(names, args, strict=True)))
+
+
+def of_calls(t: Target) -> Iterator[Form]:
+    """Every call of the table, and the first without each combination of its optional tensors."""
+    parameters = inspect.signature(t.case.function).parameters
+    optional = [name for name, p in parameters.items() if p.annotation == "Tensor | None"]
+    for k, call in enumerate(t.case.calls(t.make())):
+        there = [name for name in optional if call.arguments.get(name) is not None]
+        for without in subsets(there) if k == 0 else ((),):
+            if any(other in without and name not in without for name, other in call.needs.items()):
+                continue
+            arguments = call.arguments | dict.fromkeys(without)
+            options = {n: v for n, v in arguments.items() if v is None or isinstance(v, int | float | str)}
+            yield form(t.case, str(options), arguments, call.plain)
+
+
+def few(t: Target) -> Iterator[Form]:
+    """A call with every optional tensor, and the smallest inputs; in a quick run of both the first alone."""
+    calls = [form(t.case, "every tensor", call.arguments, call.plain) for call in islice(t.case.calls(t.make()), 1)]
+    found = chain(calls, of_samples(t, t.case.small_samples))
+    yield from islice(found, 1 if t.quick else None)
+
+
+def subsets(items: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    return chain.from_iterable(combinations(items, n) for n in range(len(items) + 1))
+
+
+def result_dtype(case: Case, own: torch.dtype) -> torch.dtype:
+    return torch.float32 if case.wide_outputs and own in HALVES else own
+
+
+class Worst:
+    """Of what was compared the error that is the largest part of its bound, and what is wrong otherwise."""
+
+    def __init__(self, t: Target, check: str) -> None:
+        self.t, self.check = t, check
+        self.part, self.error, self.bound, self.at = 0.0, 0.0, 0.0, ""
+        self.wrong: dict[str, str] = {}
+
+    def error_of(self, kind: str, error: float, where: str, dtype: torch.dtype | None = None) -> None:
+        dtype = dtype or self.t.dtype
+        bound = getattr(self.t.case.bounds[dtype], kind) * (1.0 if dtype in HALVES else self.t.case.room)
+        self._keep(error, bound, f"{kind} of {where}")
+
+    def _keep(self, error: float, bound: float, where: str) -> None:
+        part = error / bound if bound else error
+        if not part <= self.part:
+            self.part, self.error, self.bound, self.at = part, error, bound, where
+
+    def compare(
+        self, form: Form, found: Evaluation, truth: Evaluation, where: str, dtype: torch.dtype | None = None
+    ) -> None:
+        self.outputs(form, found.outputs, truth.outputs, where, dtype)
+        for k, pair in enumerate(zip(found.gradients, truth.gradients, strict=True)):
+            self.gradient(form, k, *pair, where, dtype)
+
+    def outputs(self, form: Form, found: Any, truth: Any, where: str, dtype: torch.dtype | None = None) -> None:
+        for kind, error in errors(form.case, form.args, Evaluation(found, ()), Evaluation(truth, ())):
+            self.error_of(kind, error, where, dtype)
+
+    def gradient(
+        self, form: Form, k: int, found: Tensor, truth: Tensor, where: str, dtype: torch.dtype | None = None
+    ) -> None:
+        """Of the k-th of those that learn."""
+        name = form.names[form.learnable[k]]
+        coarse, numel = name in form.case.coarse, form.args[0].numel()
+        error = gradient_error(form.case, form.args, k, found, truth, numel, coarse)
+        self.error_of("gradient", error, f"{name} in {where}", dtype)
+
+    def small(self, bounds: dict[torch.dtype, float], found: Tensor, truth: Tensor, where: str) -> None:
+        """In the digits of the target's dtype, whatever the result's."""
+        dtype = max(found.dtype, self.t.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+        bound = max(bounds[dtype], self.t.case.bounds[dtype].gradient)
+        self._keep(ulps(found, truth, dtype=dtype), bound, where)
+
+    def expect(self, right: bool, what: str, where: str) -> None:
+        if not right:
+            self.wrong.setdefault(what, f"{what}: {where}")
+
+    def outcome(self) -> Outcome:
+        near = self.error <= self.bound
+        detail = "; ".join(
+            [*([] if near and self.wrong else [f"worst at {self.at}"] * bool(self.at)), *self.wrong.values()]
+        )
+        return Outcome(self.check, near and not self.wrong, self.error, self.bound, detail)

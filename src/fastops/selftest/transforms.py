@@ -1,0 +1,142 @@
+"""Derivatives and batches beyond a gradient: vmap, forward mode, second derivatives, and fakes of what is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, func
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ..cases import row_slice, transposed
+from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable, wide_copies
+from .checks import Outcome
+from .forms import Form, Worst, few
+from .target import Target
+
+BATCH = 3
+HALF, OTHER = (torch.float16, torch.bfloat16), (torch.float32, torch.float64)
+# Or a gradient's bound, where that is larger: the largest errors with room for a quarter to a half.
+TANGENT = {**dict.fromkeys(HALF, 2.0), **dict.fromkeys(OTHER, 6.0)}
+SECOND = {**dict.fromkeys(HALF, 2.5), **dict.fromkeys(OTHER, 14.0)}
+Function = Callable[..., tuple[Tensor, ...]]
+
+
+def vmap(t: Target) -> Iterator[Outcome]:
+    """Of a batch along each dimension of each tensor, and of all with their gradients, as each element by itself."""
+    worst = Worst(t, "torch.func.vmap")
+    for form in few(t):
+        batches = [_batch(x) for x in form.args]
+        for k, (x, name) in enumerate(zip(form.args, form.names, strict=True)):
+            truth = _stacked(form.plain(*wide_copies(_with(form.args, k, element))) for element in batches[k])
+            for d in range(x.dim() + 1):
+                dims = tuple(d if n == k else None for n in range(len(form.args)))
+                found = func.vmap(form.ours, dims)(*_with(form.args, k, batches[k].movedim(0, d)))
+                worst.outputs(form, found, truth, f"{form.text}, {name} along {d}")
+        grads = [_batch(g) for g in incoming_gradients(form.ours(*form.args))]
+        elements = [form.truth([g[n] for g in grads], [x[n] for x in batches]) for n in range(BATCH)]
+        every = Evaluation(_stacked(e.outputs for e in elements), _stacked(e.gradients for e in elements))
+        for d in (0, -1):
+            both = func.vmap(_pulled(form), d)(*(x.movedim(0, d) for x in (*batches, *grads)))
+            worst.compare(form, Evaluation(*both), every, f"{form.text}, all along {d}")
+    yield worst.outcome()
+
+
+def _batch(x: Tensor) -> Tensor:
+    """Of numbers some are 0 in each element, so that sums that were exact are; integers are turned."""
+    if not is_learnable(x):
+        return torch.stack([x.roll(n) for n in range(BATCH)])
+    at = torch.arange(x.numel(), device=x.device).view(x.shape) % BATCH
+    return torch.stack([torch.where(at == n, 0, x) for n in range(BATCH)])
+
+
+def _stacked(elements: Iterable[Sequence[Tensor]]) -> tuple[Tensor, ...]:
+    return tuple(map(torch.stack, zip(*elements, strict=True)))
+
+
+def _with(args: tuple[Tensor, ...], k: int, x: Tensor) -> tuple[Tensor, ...]:
+    return (*args[:k], x, *args[k + 1 :])
+
+
+def _pulled(form: Form) -> Callable[..., Any]:
+    """Outputs, and the gradients for those that come in."""
+
+    def function(*args: Tensor) -> Any:
+        count = len(form.args)
+        found: Any = func.vjp(*_of_learnable(form.ours, args[:count], form.learnable))
+        return found[0], found[1](args[count:])
+
+    return function
+
+
+def _of_learnable(function: Function, args: Sequence[Any], learnable: list[int]) -> tuple[Any, ...]:
+    """As a function of those alone, and they themselves."""
+
+    def call(*learning: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(learnable, learning, strict=True))
+        return function(*(given.get(k, x) for k, x in enumerate(args)))
+
+    return call, *(args[k] for k in learnable)
+
+
+def forward_mode(t: Target) -> Iterator[Outcome]:
+    worst = Worst(t, "torch.func.jvp")
+    for form in few(t):
+        tangents = incoming_gradients(tuple(form.args[k] for k in form.learnable))
+        found = _pushed(form.ours, form.args, tangents, form)
+        truth = _pushed(form.plain, wide_copies(form.args), wide_copies(tangents), form)
+        for n, pair in enumerate(zip(found, truth, strict=True)):
+            worst.small(TANGENT, *pair, f"{form.text}, output {n}")
+    yield worst.outcome()
+
+
+def _pushed(function: Function, args: Sequence[Any], tangents: tuple[Any, ...], form: Form) -> tuple[Tensor, ...]:
+    call, *primals = _of_learnable(function, args, form.learnable)
+    found: tuple[Tensor, ...] = func.jvp(call, tuple(primals), tangents)[1]
+    return found
+
+
+def second_derivatives(t: Target) -> Iterator[Outcome]:
+    """Gradients of the gradients, for the inputs and for what came in."""
+    worst = Worst(t, "second derivatives")
+    for form in few(t):
+        grads = incoming_gradients(form.ours(*form.args))
+        outer = incoming_gradients(tuple(form.args[k] for k in form.learnable))
+        found = _twice(form.ours, form.args, grads, outer)
+        truth = _twice(form.plain, wide_copies(form.args), wide_copies(grads), wide_copies(outer))
+        for n, pair in enumerate(zip(found, truth, strict=True)):
+            worst.small(SECOND, *pair, f"{form.text}, {n}")
+    yield worst.outcome()
+
+
+def _twice(function: Function, args: Any, grads: Any, outer: Any) -> tuple[Tensor, ...]:
+    args = [x.detach().requires_grad_() if is_learnable(x) else x for x in args]
+    inputs, grads = [x for x in args if is_learnable(x)], [g.detach().requires_grad_() for g in grads]
+    once = torch.autograd.grad(function(*args), inputs, grads, create_graph=True)
+    learn = [(g, o) for g, o in zip(once, outer, strict=True) if g.requires_grad]
+    return torch.autograd.grad(
+        [g for g, _ in learn], [*inputs, *grads], [o for _, o in learn], allow_unused=True, materialize_grads=True
+    )
+
+
+def fakes(t: Target) -> Iterator[Outcome]:
+    """Shapes, dtypes and strides of results and gradients, of fake tensors as of real ones."""
+    worst = Worst(t, "fake results")
+    for form in few(t):
+        for layout in (torch.Tensor.contiguous, row_slice, transposed):
+            args = tuple(layout(x) if x.dim() > 1 else x for x in form.args)
+            grads = tuple(layout(g) if g.dim() > 1 else g for g in incoming_gradients(form.ours(*args)))
+            real = evaluate(form.ours, args, grads)
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                fake = evaluate(form.ours, *(tuple(map(mode.from_tensor, of)) for of in (args, grads)))
+            for kind, a, b in (("results", real.outputs, fake.outputs), ("gradients", real.gradients, fake.gradients)):
+                said = [list(map(_layout, x)) for x in (a, b)]
+                worst.expect(said[0] == said[1], f"fake {kind}", f"{form.text}, {layout.__name__}: {said}")
+    yield worst.outcome()
+
+
+def _layout(x: Tensor) -> tuple[Any, ...]:
+    """Strides along dimensions of one element mean nothing."""
+    strides = [s if n > 1 else 0 for n, s in zip(x.shape, x.stride(), strict=True)]
+    return tuple(x.shape), x.dtype, x.device.type, strides if x.numel() else []
