@@ -65,9 +65,9 @@ class Unit:
         offset: float = 0.0,
         row_scale: Tensor | None = None,
     ) -> Tensor:
-        """By torch's own ops, whose clamp decides about a number that is the limit."""
+        """By torch's own ops, but for its clamp, of whose derivative at the limit itself its versions disagree."""
         if limit is not None:
-            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            gate, up = torch.where(gate > limit, limit, gate), torch.where(up.abs() > limit, limit * up.sign(), up)
         y = self.act(gate) * (up + offset)
         return y if row_scale is None else y * row_scale.unsqueeze(-1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -100,6 +101,18 @@ def test_numbers_that_are_the_limit(unit: Unit, dtype: torch.dtype, device: torc
             inner = (gate == limit) & (up != 0)
             assert of_gate[inner].all()
             assert of_up[(up.abs() == limit) & (gate > 0)].all()
+
+
+@every_unit
+def test_the_limit_itself_in_forward_mode(unit: Unit, device: torch.device) -> None:
+    """The derivative is that of the kernels, whatever torch.clamp has there."""
+    gate = torch.tensor([1.25, 1.25, 2.0, 0.5], dtype=torch.float64, device=device)
+    up = torch.tensor([1.25, -1.25, 1.25, 3.0], dtype=torch.float64, device=device)
+    inputs, ones = (gate, up), torch.ones_like(gate)
+    function = functools.partial(unit, limit=1.25)
+    for k, gradient in enumerate(evaluate(function, inputs, (ones,)).gradients):
+        tangents = tuple(ones if n == k else 0 * ones for n in range(2))
+        torch.testing.assert_close(torch.func.jvp(function, inputs, tangents)[1], gradient)
 
 
 def test_limit_of_nothing_and_of_infinity(device: torch.device) -> None:

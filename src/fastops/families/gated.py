@@ -109,7 +109,11 @@ def join(first: Tensor, second: Tensor, dim: int, interleaved: bool) -> Tensor:
 
 
 def _clamped(gate: Tensor, up: Tensor, limit: float | None) -> tuple[Tensor, Tensor]:
-    return (gate, up) if limit is None else (gate.clamp(max=limit), up.clamp(-limit, limit))
+    """Not by clamp, whose derivative at the limit itself depends on torch's version."""
+    if limit is None:
+        return gate, up
+    low = torch.where(up < -limit, -limit, up)
+    return torch.where(gate > limit, limit, gate), torch.where(up > limit, limit, low)
 
 
 def _of_rows(scale: Tensor, rows: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def swiglu(
               \frac{\partial L}{\partial u} = s\,a(g)\,\frac{\partial L}{\partial y}, \quad
               \frac{\partial L}{\partial s} = \sum_{row} a(g)\,(u + o)\,\frac{\partial L}{\partial y}
 
-    The first two are 0 where a number is beyond ``limit``, not where it is ``limit``, as :func:`torch.clamp` has it.
+    The first two are 0 where a number is beyond ``limit``, not where it is ``limit``.
     Of the half types it is computed in float32 and rounded once. The backward keeps ``gate`` and ``up`` alone.
 
     Args:
