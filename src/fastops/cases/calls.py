@@ -19,6 +19,10 @@ def _each(tensors: Options, *options: Options, **needs: str) -> Iterator[Call]:
     return (Call(tensors | given, needs=needs) for given in options)
 
 
+def elementwise(make: Make) -> Iterator[Call]:
+    return _each({"input": make(2, 3, 4)}, {})
+
+
 def gated(first: str, second: str, *own: Options) -> Calls:
     def calls(make: Make) -> Iterator[Call]:
         scale = make(2, 3, dtype=make.parameter_dtype)

@@ -30,7 +30,8 @@ def _product(
     row_scale: Tensor | None = None,
 ) -> Tensor:
     if limit is not None:
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        # Not clamp, whose derivative at the limit itself depends on torch's version.
+        gate, up = torch.where(gate > limit, limit, gate), torch.where(up.abs() > limit, limit * up.sign(), up)
     y = act(gate) * (up + offset)
     return y if row_scale is None else y * row_scale.unsqueeze(-1)
 

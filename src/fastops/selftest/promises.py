@@ -205,7 +205,7 @@ def no_numbers(t: Target) -> Iterator[Outcome]:
                     same = c == d
                     # Of what has no number itself, or a result that has none, the gradient may be either.
                     for of in numbers:
-                        if same.shape[:-1] == of.shape[:-1]:
+                        if same.dim() and of.dim() and same.shape[:-1] == of.shape[:-1]:
                             same = same & (of if same.shape == of.shape else of.all(-1, keepdim=True))
                     same = same.to(a.device)
                     worst.expect(same_bits(a[same], b[same]), "other results changed", where)

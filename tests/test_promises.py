@@ -1,0 +1,161 @@
+"""The selftest's checks of what the public functions promise: each finds what is broken, by case or by transform."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import NO_CUDA
+from table import every_case
+from torch import Tensor
+from torch._C._functorch import is_batchedtensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
+
+import fastops
+from fastops import _C
+from fastops.cases import DTYPES, Case, by_name
+from fastops.selftest import promises, transforms
+from fastops.selftest.checks import Check
+from fastops.selftest.runner import checks_for
+from fastops.selftest.target import Path, Target, paths_of
+
+Function = Callable[..., Any]
+
+
+@every_case
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("check", promises.PROMISE_CHECKS, ids=lambda check: check.__name__)
+def test_promise(case: Case, dtype: torch.dtype, check: Check, device: torch.device) -> None:
+    for outcome in check(_target(case, dtype, device)):
+        assert outcome.ok, outcome
+
+
+def _target(case: Case, dtype: torch.dtype, device: torch.device) -> Target:
+    return Target(case, dtype, Path(device, "cuda" if device.type == "cuda" else "cpu"), quick=True)
+
+
+class WithGradient(torch.autograd.Function):
+    """The identity, whose gradient ``change`` makes of the incoming one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.change = change
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return ctx.change(grads[0]), None
+
+
+def with_gradient(change: Callable[[Tensor], Tensor], function: Function = fastops.sigmoid) -> Function:
+    return lambda *args, **options: WithGradient.apply(function(*args, **options), change)
+
+
+def without(name: str, function: Function) -> Function:
+    return lambda *args, **options: function(*args, **{**options, name: None})
+
+
+def changed(change: Callable[[Tensor], Tensor], function: Function) -> Function:
+    return lambda *args, **options: change(function(*args, **options))
+
+
+def alone(*args: Any, **options: Any) -> Tensor:
+    y = fastops.layer_norm(*args, **options)
+    others = [x for x in (*args, *options.values()) if isinstance(x, Tensor) and x.requires_grad]
+    return WithGradient.apply(y, lambda grad: 2 * grad) if len(others) == 1 else y  # type: ignore[no-any-return]
+
+
+def without_autocast(*args: Any, **options: Any) -> Tensor:
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        return fastops.linear(*args, **options)
+
+
+def as_if_contiguous(input: Tensor) -> Tensor:
+    dense = input.new_empty(input.shape).stride()
+    return fastops.square(input if input.is_contiguous() else input.as_strided(input.shape, dense))
+
+
+def nameless(input: Tensor) -> Tensor:
+    try:
+        return fastops.relu(input)
+    except TypeError:
+        raise TypeError("input must be a Tensor") from None
+
+
+def transposed_fake(y: Tensor) -> Tensor:
+    return y.mT.contiguous().mT if isinstance(y, FakeTensor) else y
+
+
+BROKEN: dict[str, tuple[str, Check, Function]] = {
+    "an option that is ignored": ("swiglu", promises.arguments, without("limit", fastops.swiglu)),
+    "a dtype that is not asked for": ("softmax", promises.arguments, changed(lambda y: y.float(), fastops.softmax)),
+    "a gradient by itself": ("layer_norm", promises.gradients_asked_for, alone),
+    "a gradient of a constant": (
+        "relu",
+        promises.gradients_asked_for,
+        lambda input: fastops.relu(input) + torch.zeros((), requires_grad=True, device=input.device),
+    ),
+    "a gradient that is written to": ("sigmoid", promises.incoming, with_gradient(lambda grad: grad.mul_(2))),
+    "a gradient that is the incoming one": (
+        "relu",
+        promises.incoming,
+        with_gradient(lambda grad: grad, lambda input: input),
+    ),
+    "a gradient whose strides are ignored": (
+        "sigmoid",
+        promises.incoming,
+        with_gradient(lambda grad: grad.as_strided(grad.shape, grad.new_empty(grad.shape).stride())),
+    ),
+    "a result that is the input": ("relu", promises.incoming, lambda input: input.view(input.shape)),
+    "strides that are ignored": ("square", promises.sliced, as_if_contiguous),
+    "autocast that is ignored": ("linear", promises.autocast, without_autocast),
+    "NaN that spreads": ("square", promises.no_numbers, changed(lambda y: y + 0 * y.sum(), fastops.square)),
+    "NaN that vanishes": ("relu", promises.no_numbers, changed(torch.nan_to_num, fastops.relu)),
+    "an error without a name": ("relu", promises.mistakes, nameless),
+    "a batch along another dimension": (
+        "square",
+        transforms.vmap,
+        lambda input: fastops.square(input) * (2 if is_batchedtensor(input) else 1),
+    ),
+    "forward mode": (
+        "square",
+        transforms.forward_mode,
+        lambda input: fastops.square(input.detach() if forward_ad._current_level >= 0 else input),
+    ),
+    "second derivatives": (
+        "square",
+        transforms.second_derivatives,
+        lambda input: (2 * input.detach() * input) - input.detach() ** 2,
+    ),
+    "strides of fakes": ("square", transforms.fakes, changed(transposed_fake, fastops.square)),
+}
+
+
+@pytest.mark.parametrize(("op", "check", "broken"), BROKEN.values(), ids=BROKEN)
+def test_what_is_broken_is_found(op: str, check: Check, broken: Function, device: torch.device) -> None:
+    case = by_name()[op]
+    function = functools.wraps(case.function)(lambda *args, **options: broken(*args, **options))
+    outcomes = list(check(_target(dataclasses.replace(case, function=function), torch.bfloat16, device)))
+    assert not all(outcome.ok for outcome in outcomes)
+
+
+def test_on_the_best_path_alone() -> None:
+    paths = paths_of(torch.device("cpu"), None, quick=False)
+    if not NO_CUDA:
+        paths += paths_of(torch.device("cuda", 0), None, quick=False)
+    asked = [p for p in paths if promises.arguments in checks_for(Target(by_name()["relu"], DTYPES[0], p, False))]
+    assert [str(p) for p in asked] == [str(p) for p in paths if p.kind == "cuda" or p.isa == _C.cpu()["isa"]]
+
+
+def test_a_quick_run_says_what_it_leaves_out() -> None:
+    outcomes = [
+        o
+        for check in promises.PROMISE_CHECKS
+        for o in check(_target(by_name()["relu"], torch.float16, torch.device("cpu")))
+    ]
+    assert {o.detail for o in outcomes if o.check == "promises"} == {promises.LEFT_OUT}
