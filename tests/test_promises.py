@@ -80,6 +80,14 @@ def as_if_contiguous(input: Tensor) -> Tensor:
     return fastops.square(input if input.is_contiguous() else input.as_strided(input.shape, dense))
 
 
+def doubled(grad: Tensor) -> Tensor:
+    return grad.mul_(2) if grad.is_contiguous() else 2 * grad
+
+
+def as_if_dense(grad: Tensor) -> Tensor:
+    return grad if 0 in grad.stride() else grad.as_strided(grad.shape, grad.new_empty(grad.shape).stride())
+
+
 def nameless(input: Tensor) -> Tensor:
     try:
         return fastops.relu(input)
@@ -100,7 +108,7 @@ BROKEN: dict[str, tuple[str, Check, Function]] = {
         promises.gradients_asked_for,
         lambda input: fastops.relu(input) + torch.zeros((), requires_grad=True, device=input.device),
     ),
-    "a gradient that is written to": ("sigmoid", promises.incoming, with_gradient(lambda grad: grad.mul_(2))),
+    "a gradient that is written to": ("sigmoid", promises.incoming, with_gradient(doubled)),
     "a gradient that is the incoming one": (
         "relu",
         promises.incoming,
@@ -109,7 +117,7 @@ BROKEN: dict[str, tuple[str, Check, Function]] = {
     "a gradient whose strides are ignored": (
         "sigmoid",
         promises.incoming,
-        with_gradient(lambda grad: grad.as_strided(grad.shape, grad.new_empty(grad.shape).stride())),
+        with_gradient(as_if_dense),
     ),
     "a result that is the input": ("relu", promises.incoming, lambda input: input.view(input.shape)),
     "strides that are ignored": ("square", promises.sliced, as_if_contiguous),

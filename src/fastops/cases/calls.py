@@ -96,11 +96,12 @@ def losses(linear: bool, likelihood: bool) -> Calls:
     """By logits, or by hidden states and a head; of a mean, or of each row."""
 
     def calls(make: Make) -> Iterator[Call]:
-        target = make.integers(4, below=5)
-        target[1] = IGNORED
-        tensors: Options = {"input": make(4, 3 if linear else 5, scale=1.0 if linear else 2.0), "target": target}
+        target = make.integers(2, 3, below=5)
+        target[0, 1] = IGNORED
+        shape = (2, 3, 4) if linear else (2, 3, 5) if likelihood else (2, 5, 3)
+        tensors: Options = {"input": make(*shape, scale=1.0 if linear else 2.0), "target": target}
         if linear:
-            tensors |= {"linear_weight": make(5, 3, scale=0.5), "linear_bias": make(5)}
+            tensors |= {"linear_weight": make(5, 4, scale=0.5), "linear_bias": make(5)}
         ignored = {"ignore_index": 1, "target": torch.where(target < 0, 1, target)}
         if likelihood:
             return _each(tensors, *_ENTROPY, ignored, *(_SAVES if linear else ()))

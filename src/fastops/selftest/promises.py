@@ -170,9 +170,9 @@ def autocast(t: Target) -> Iterator[Outcome]:
             single = torch.float32
             dtypes = {"own": None, "low": low, "single": single, "single on cuda": single if device == "cuda" else None}
             operands, results = (dtypes[key] if t.dtype != torch.float64 else None for key in t.case.autocast)
+            cast = form.with_args(x.to(operands) if operands and is_learnable(x) else x for x in form.args)
             with torch.autocast(device, low):
                 found = evaluate(form.ours, form.args)
-            cast = form.with_args(x.to(operands) if operands and is_learnable(x) else x for x in form.args)
             where = f"{form.text} under {low}"
             truth = cast.truth(incoming_gradients(found.outputs))
             worst.compare(cast, found, truth, where, cast.args[0].dtype)
