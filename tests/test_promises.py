@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 import fastops
 from fastops import _C
 from fastops.cases import DTYPES, Case, by_name
-from fastops.selftest import promises, transforms
+from fastops.selftest import gradients, promises, transforms
 from fastops.selftest.checks import Check
 from fastops.selftest.runner import checks_for
 from fastops.selftest.target import Path, Target, paths_of
@@ -102,25 +102,25 @@ def transposed_fake(y: Tensor) -> Tensor:
 BROKEN: dict[str, tuple[str, Check, Function]] = {
     "an option that is ignored": ("swiglu", promises.arguments, without("limit", fastops.swiglu)),
     "a dtype that is not asked for": ("softmax", promises.arguments, changed(lambda y: y.float(), fastops.softmax)),
-    "a gradient by itself": ("layer_norm", promises.gradients_asked_for, alone),
+    "a gradient by itself": ("layer_norm", gradients.gradients_asked_for, alone),
     "a gradient of a constant": (
         "relu",
-        promises.gradients_asked_for,
+        gradients.gradients_asked_for,
         lambda input: fastops.relu(input) + torch.zeros((), requires_grad=True, device=input.device),
     ),
-    "a gradient that is written to": ("sigmoid", promises.incoming, with_gradient(doubled)),
+    "a gradient that is written to": ("sigmoid", gradients.incoming, with_gradient(doubled)),
     "a gradient that is the incoming one": (
         "relu",
-        promises.incoming,
+        gradients.incoming,
         with_gradient(lambda grad: grad, lambda input: input),
     ),
     "a gradient whose strides are ignored": (
         "sigmoid",
-        promises.incoming,
+        gradients.incoming,
         with_gradient(as_if_dense),
     ),
-    "a result that is the input": ("relu", promises.incoming, lambda input: input.view(input.shape)),
-    "strides that are ignored": ("square", promises.sliced, as_if_contiguous),
+    "a result that is the input": ("relu", gradients.incoming, lambda input: input.view(input.shape)),
+    "strides that are ignored": ("square", gradients.sliced, as_if_contiguous),
     "autocast that is ignored": ("linear", promises.autocast, without_autocast),
     "NaN that spreads": ("square", promises.no_numbers, changed(lambda y: y + 0 * y.sum(), fastops.square)),
     "NaN that vanishes": ("relu", promises.no_numbers, changed(torch.nan_to_num, fastops.relu)),

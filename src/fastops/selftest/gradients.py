@@ -1,0 +1,147 @@
+"""Gradients of any inputs and outputs, by tensors of any strides; and that nothing of the caller's is written."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cases import LAYOUTS, expanded
+from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable, tensors_of, wide_copies
+from .checks import Outcome, same_bits
+from .forms import Form, Worst, few, of_samples, subsets
+from .target import Target
+
+LARGEST_SLICED = 5000  # elements
+
+
+def gradients_asked_for(t: Target) -> Iterator[Outcome]:
+    """Of each set of inputs that learn and of outputs that are used, the gradients; nothing else has one."""
+    worst = Worst(t, "gradients of any inputs and outputs")
+    for form in few(t):
+        whole = [x.requires_grad_() if is_learnable(x) else x for x in wide_copies(form.args)]
+        learnable = [whole[k] for k in form.learnable]
+        expected = form.plain(*whole)
+        grads = incoming_gradients(form.ours(*form.args))
+        wide = wide_copies(grads)
+        sets = [used for used in subsets(range(len(expected))) if used]
+        options = {"allow_unused": True, "materialize_grads": True}
+        truths = [_gradients(expected, learnable, wide, used, **options) for used in sets]
+        alone = [_gradients(expected, learnable, wide, (n,), allow_unused=True) for n in range(len(expected))]
+        reached = [{k for k, g in zip(form.learnable, of, strict=True) if g is not None} for of in alone]
+        for needed in subsets(form.learnable):
+            if (t.quick or len(learnable) > 4) and 1 < len(needed) < len(learnable) - 1:
+                continue
+            args = [x.detach().requires_grad_(k in needed) for k, x in enumerate(form.args)]
+            outputs, flags = form.ours(*args), [bool(of & {*needed}) for of in reached]
+            names = ", ".join(form.names[k] for k in needed)
+            where = f"{form.text} with gradients of {names or 'nothing'}"
+            learns = [x.requires_grad for x in outputs]
+            worst.expect(
+                all(a >= b for a, b in zip(learns, flags, strict=True)) if needed else not any(learns),
+                "requires_grad of results",
+                where,
+            )
+            for used, truth in zip(sets, truths, strict=True):
+                learn = tuple(n for n, flag in enumerate(flags) if flag and n in used)
+                if not learn:
+                    continue
+                found = _gradients(outputs, [args[k] for k in needed], grads, learn, allow_unused=True)
+                for k, gradient in zip(needed, found, strict=True):
+                    at = form.learnable.index(k)
+                    gradient = torch.zeros_like(args[k]) if gradient is None else gradient
+                    worst.gradient(form, at, gradient, truth[at], f"{where}, outputs {used}")
+    yield worst.outcome()
+
+
+def _gradients(outputs: Any, inputs: Any, grads: Any, used: tuple[int, ...], **options: Any) -> tuple[Tensor, ...]:
+    of = [outputs[k] for k in used], inputs, [grads[k] for k in used]
+    return torch.autograd.grad(*of, retain_graph=True, **options)
+
+
+def incoming(t: Target) -> Iterator[Outcome]:
+    """Incoming gradients of any strides: the gradients of contiguous ones, and nothing of the caller's is written."""
+    worst = Worst(t, "any incoming gradient")
+    empty = (s for s in t.case.samples if s.name.endswith(("no_rows", "empty", "no_tokens", "shape5x0")))
+    layouts: tuple[Callable[..., Tensor], ...] = (torch.clone, _of_sum, *LAYOUTS)
+    for form in itertools.chain(few(t), of_samples(t, empty)):
+        for layout in layouts:
+            args = form.args if layout in (_of_sum, expanded) else [_laid_out(x, layout) for x in form.args]
+            dense = incoming_gradients(form.ours(*args))
+            grads = tuple(_laid_out(g, layout) for g in dense)
+            before = [(x, _storage(x).clone()) for x in (*args, *tensors_of(tuple(form.given.values())), *grads)]
+            found = evaluate(form.ours, tuple(args), grads)
+            where = f"{form.text}, {layout.__name__}"
+            worst.expect(all(torch.equal(_storage(x), old) for x, old in before), "written to an input", where)
+            results = [*found.outputs, *found.gradients]
+            worst.expect(_apart(found.outputs), "outputs share memory", where)
+            worst.expect(_apart(results, [*args, *grads]), "a result shares memory with an input", where)
+            worst.expect(not any(x._is_view() for x in found.outputs), "a result is a view", where)
+            kept = tuple(x.contiguous() for x in args), tuple(g.contiguous() for g in grads)
+            _as(t, worst, form.with_args(kept[0]), found, evaluate(form.ours, *kept), kept[1], where)
+    yield worst.outcome()
+
+
+def _of_sum(x: Tensor) -> Tensor:
+    return torch.ones((), dtype=x.dtype, device=x.device).expand(x.shape)
+
+
+def _laid_out(x: Tensor, layout: Callable[..., Tensor]) -> Tensor:
+    if x.dim() == 0 or (x.dim() == 1 and layout.__name__ == "transposed"):
+        return layout(x) if layout is _of_sum else x
+    return layout(x)
+
+
+def _storage(x: Tensor) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
+
+
+def _apart(results: Sequence[Tensor], others: Sequence[Tensor] = ()) -> bool:
+    """Whether no two results, or no result and another, are in one storage."""
+    mine, theirs = ([x.untyped_storage().data_ptr() for x in of if x.numel()] for of in (results, others))
+    return not {*mine} & {*theirs} if others else len({*mine}) == len(mine)
+
+
+def _as(
+    t: Target, worst: Worst, form: Form, found: Evaluation, other: Evaluation, grads: tuple[Tensor, ...], where: str
+) -> None:
+    """The same bits, or within the bounds where torch adds up, which promises no more."""
+    pairs = zip(found.outputs + found.gradients, other.outputs + other.gradients, strict=True)
+    if all(same_bits(a, b) for a, b in pairs):
+        return
+    worst.expect(t.case.torchs_sums, "not the bits of contiguous tensors", where)
+    worst.compare(form, found, form.truth(grads), where)
+
+
+def sliced(t: Target) -> Iterator[Outcome]:
+    """Tensors of several dimensions that are slices along one of them: the bits of contiguous ones."""
+    worst = Worst(t, "slices of any dimension")
+    samples = (s for s in t.case.samples if not s.large)
+    fitting = [f for f in of_samples(t, samples) if _has_dims(f)]
+    most = max(f.args[0].dim() for f in fitting)
+    for form in [f for f in fitting if f.args[0].dim() >= min(most, 3)][: 1 if t.quick else 4]:
+        dense = form.with_args(x.contiguous() for x in form.args)
+        expected = evaluate(dense.ours, dense.args)
+        grads = incoming_gradients(expected.outputs)
+        for k, x in enumerate(dense.args):
+            for d in range(x.dim()):
+                for slice_of in (_narrow, _every_second):
+                    args = (*dense.args[:k], slice_of(x, d), *dense.args[k + 1 :])
+                    where = f"{form.text}, {form.names[k]} along {d}"
+                    _as(t, worst, dense, evaluate(dense.ours, args, grads), expected, grads, where)
+    yield worst.outcome()
+
+
+def _has_dims(form: Form) -> bool:
+    return form.args[0].dim() > 1 and all(0 < x.numel() <= LARGEST_SLICED for x in form.args)
+
+
+def _narrow(x: Tensor, d: int) -> Tensor:
+    return torch.cat((x, x, x), d).narrow(d, x.shape[d], x.shape[d])
+
+
+def _every_second(x: Tensor, d: int) -> Tensor:
+    return x.repeat_interleave(2, d)[(slice(None),) * d + (slice(1, None, 2),)]
