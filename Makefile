@@ -32,7 +32,7 @@ SETTINGS := -C 'cmake.define.FASTOPS_CUDA=$(CUDA)' \
 SOURCES := $(shell find CMakeLists.txt cmake cpp cuda)
 CXX_FILES := $(filter %.cpp %.h %.cu %.cuh,$(SOURCES) $(shell find tools))
 
-.PHONY: help setup selftest sanitize bench performance test test-all info wheel sdist wheels gates test-wheel \
+.PHONY: help setup selftest sanitize mutants bench performance test test-all info wheel sdist wheels gates test-wheel \
   test-integrations sdist-check release-check release-files published conda-render conda conda-rehearsal new-op format \
   lint workflows clean
 .DEFAULT_GOAL := help
@@ -62,6 +62,9 @@ test: setup ## The tests, over all cores, with a sample of their cases; ARGS="-k
 
 test-all: setup ## The same with all cases
 	$(BIN)/python -m pytest -n auto --all $(ARGS)
+
+mutants: setup ## Plant faults one at a time and see the selftest find them; ARGS="--device cuda --time 500", ARGS=--help
+	$(BIN)/python tools/mutants $(ARGS)
 
 info: setup ## What was built, what this machine has, what was chosen and why
 	$(BIN)/python -m fastops.info $(ARGS)
