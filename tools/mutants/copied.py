@@ -7,6 +7,7 @@ that the next fault's build is of that fault alone.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import shutil
@@ -88,11 +89,13 @@ class Copy:
     def _configure(self) -> None:
         """As scikit-build-core does it for `make setup`."""
         version = re.search(r'(?m)^version = "(.+)"$', (self.root / "pyproject.toml").read_text())
-        assert version
+        nanobind = importlib.util.find_spec("nanobind")
+        if not (version and nanobind and nanobind.origin):
+            raise BuildError("pyproject.toml has no version, or nanobind is not installed")
         settings = {
             "CMAKE_BUILD_TYPE": "Release",
             "CMAKE_MAKE_PROGRAM": str(tool("ninja")),
-            "CMAKE_PREFIX_PATH": str(Path(__import__("nanobind").__file__).parents[1]),
+            "CMAKE_PREFIX_PATH": str(Path(nanobind.origin).parents[1]),
             "Python_EXECUTABLE": sys.executable,
             "SKBUILD": "2",
             "SKBUILD_METADATA_DIR": str(self.folder / "metadata"),

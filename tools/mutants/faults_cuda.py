@@ -300,7 +300,7 @@ FAULTS = _on_cuda(
         Fault(
             "cuda-lltm-bias-sums-without-barrier",
             5,
-            ("lltm", "linear"),
+            ("lltm",),
             "cuda/column_walk.cuh",
             "The sums of a gate are written while threads still read those of the gate before.",
             "  __syncthreads();  // what lay there has been read\n",
