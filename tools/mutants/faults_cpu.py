@@ -38,7 +38,7 @@ FAULTS = (
         4,
         LAYER_NORMS,
         "cpp/kernels/norm_forward.cpp",
-        "In float32 and float64 the origin may be so far from the mean that the variance loses most of its digits.",
+        "In float32 and float64 the origin may be so far from the mean that the variance loses digits.",
         "static constexpr A kNear = kWidens ? A(8) : A(0.25);",
         "static constexpr A kNear = kWidens ? A(8) : A(256);",
     ),
