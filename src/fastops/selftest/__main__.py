@@ -11,7 +11,7 @@ from .. import capabilities
 from .._console import print_anything
 from . import report
 from .choices import add_arguments, chosen_cases, chosen_dtypes
-from .runner import Result, Step, aten_targets, steps, targets
+from .runner import LEFT_OUT, Result, Step, aten_targets, steps, targets
 from .target import NotThereError, devices_of, paths_of, why_no_cuda
 
 
@@ -78,6 +78,8 @@ def main(argv: list[str] | None = None) -> int:
     seconds = time.perf_counter() - start
 
     print(report.summary(results, seconds))
+    if options.quick and options.distributed is None:
+        print(f"A quick run leaves out {LEFT_OUT}.")
     if options.json:
         report.write_json(options.json, results, seconds)
     if options.junit:

@@ -22,7 +22,7 @@ Band = tuple[Any, ...]  # a table's name, a rule of it, a schedule; on the CPU h
 
 class Problem(NamedTuple):
     backward: bool
-    wide: bool  # parameters, or the result, in float32 beside a half type
+    wide: bool | None  # parameters, or the result, in float32 beside a half type; None: either
     rows: int
     n: int
     layout: Layout | None = None  # of every tensor; None: contiguous
@@ -108,14 +108,16 @@ def _norm(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
             def plan(rows: int, n: int, ask: Any = ask, parameter: str = "f32" if wide else dtype) -> Any:
                 return ask(norm, dtype, parameter, residual, rows, n, card)
 
-            for band, rows, n in _by_rule(lengths_near_bounds(table, dtype), _rows(card), plan, ["schedule"]):
+            # Of one or two numbers a gradient is the difference of equal ones.
+            lengths = [n for n in lengths_near_bounds(table, dtype) if n > 2]
+            for band, rows, n in _by_rule(lengths, _rows(card), plan, ["schedule"]):
                 yield (table, *band), Problem(backward, wide, rows, n)
 
 
 def _row(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
     for backward in (False, True):
         name = op + "_backward" * backward
-        for wide in _wide(dtype) if op == "softmax" else (False,):
+        for wide in _wide(dtype) if op == "softmax" else (None,):
             read, written = dtype, "f32" if wide else dtype
 
             def plan(rows: int, n: int, name: str = name, read: str = read, written: str = written) -> Any:
@@ -138,13 +140,13 @@ def _linear(dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
                     rule = _C.plan_epilogue(backward, dtype, rows, n, bias, True, card)
                     fewest[rule] = min(fewest.get(rule, (rows, n)), (rows, n), key=lambda size: size[0] * size[1])
             for rule, (rows, n) in fewest.items():
-                yield (table, rule), Problem(backward, False, rows, n)
+                yield (table, rule), Problem(backward, None, rows, n)
 
 
 def _lltm() -> Iterator[tuple[Band, Problem]]:
     for rows, n in ((8, 33), (16, 61), (37, 67)):
         for backward in (False, True):
-            yield ("lltm", _C.plan_lltm(rows, 2 * n, 6 * n * n)), Problem(backward, False, rows, n)
+            yield ("lltm", _C.plan_lltm(rows, 2 * n, 6 * n * n)), Problem(backward, None, rows, n)
 
 
 def _pointwise(op: str, dtype: str) -> Iterator[tuple[Band, Problem]]:
@@ -161,18 +163,18 @@ def _pointwise(op: str, dtype: str) -> Iterator[tuple[Band, Problem]]:
         for rows in (5, 5200 // n + 1):
             rule = _C.plan_pointwise(name, n % vectors == 0, of, rows * n)
             for backward in (False, True):
-                yield ("pointwise", rule), Problem(backward, False, rows, n, layout)
+                yield ("pointwise", rule), Problem(backward, None, rows, n, layout)
     if of == "gated":  # those of a call's forms that have a scale for each row
-        yield ("pointwise", _C.plan_pointwise("rows", False, "numbered", 670)), Problem(False, False, 10, 67)
-    yield ("many",), Problem(False, False, 4200, 1031)
-    yield ("many",), Problem(True, False, 4200, 1031)
+        yield ("pointwise", _C.plan_pointwise("rows", False, "numbered", 670)), Problem(False, None, 10, 67)
+    yield ("many",), Problem(False, None, 4200, 1031)
+    yield ("many",), Problem(True, None, 4200, 1031)
 
 
 def _untold() -> Iterator[tuple[Band, Problem]]:
     """Of an operator that has no table: few rows, many, long ones."""
     for rows, n in ((1, 64), (140, 129), (4200, 64), (37, 4099)):
         for backward in (False, True):
-            yield ("rows", rows, n), Problem(backward, False, rows, n)
+            yield ("rows", rows, n), Problem(backward, None, rows, n)
 
 
 # The fewest numbers first.
@@ -202,7 +204,5 @@ def _on_cpu(dtype: str) -> dict[Band, list[Problem]]:
             found["chunks share segments"],
             found["rows a task"] > 1,
         )
-        bands.setdefault(
-            band, [Problem(backward, wide, rows, n) for backward in (False, True) for wide in _wide(dtype)]
-        )
+        bands.setdefault(band, [Problem(backward, None, rows, n) for backward in (False, True)])
     return bands

@@ -64,13 +64,30 @@ def _recycled(call: Callable[[], list[Tensor]], like: list[Tensor], attempts: in
     words = [-(-out.nbytes // BLOCK) * BLOCK // 8 if out.is_cuda else -(-out.nbytes // 8) for out in like]
     for _ in range(attempts):
         pieces = [torch.full((count,), _WORD, dtype=torch.int64, device=like[0].device) for count in words * 4]
-        ranges = [(piece.data_ptr(), piece.data_ptr() + piece.nbytes) for piece in pieces]
+        ranges = _joined((piece.data_ptr(), piece.data_ptr() + piece.nbytes) for piece in pieces)
         del pieces
         outputs = call()
-        if all(any(begin <= out.data_ptr() < end for begin, end in ranges) for out in outputs):
+        if all(any(begin <= first and last <= end for begin, end in ranges) for first, last in map(_extent, outputs)):
             return outputs
         kept.append(outputs)
     raise NotPoisonedError("the allocator neither fills memory nor hands out freed memory again")
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those that touch are one: what was freed is handed out in other pieces."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if found and found[-1][1] == begin:
+            found[-1] = found[-1][0], end
+        else:
+            found.append((begin, end))
+    return found
+
+
+def _extent(out: Tensor) -> tuple[int, int]:
+    """With the rest of its block, on a GPU."""
+    end = out.data_ptr() + out.nbytes
+    return out.data_ptr(), end + (-end % BLOCK if out.is_cuda else 0)
 
 
 def written_behind(call: Callable[[], Iterable[Tensor]]) -> bool:

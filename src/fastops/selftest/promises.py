@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..cases import DTYPES
 from . import gradients, transforms
 from .accuracy import evaluate, incoming_gradients, is_learnable
-from .checks import NOT_CHECKED, Check, Outcome, same_bits
+from .checks import Check, Outcome, same_bits
 from .forms import Worst, few, of_calls, result_dtype
 from .target import Target
 
@@ -108,31 +107,26 @@ def _said(call: Callable[[], Any]) -> str:
     return "no error"
 
 
-def _of(check: Check, quick: Sequence[torch.dtype], whole: Sequence[torch.dtype] = DTYPES) -> Check:
-    """In these dtypes alone."""
-
-    def run(t: Target) -> Iterator[Outcome]:
-        if t.dtype in (quick if t.quick else whole):
-            yield from check(t)
-        elif t.quick:
-            yield Outcome("promises", True, detail=LEFT_OUT)
-
-    run.__name__ = check.__name__
-    return run
+def _fakes(t: Target) -> Iterator[Outcome]:
+    """Of the narrow and the wide dtypes alike."""
+    if t.dtype in (torch.bfloat16, torch.float32):
+        yield from transforms.fakes(t)
 
 
-LEFT_OUT = f"{NOT_CHECKED} in a quick run most of them in other dtypes than bfloat16 and float32"
-_TWO = (torch.bfloat16, torch.float32)
-PROMISE_CHECKS: tuple[Check, ...] = (
+# Those of which each dtype has its own code.
+OF_DTYPES: tuple[Check, ...] = (
     arguments,
-    _of(gradients.gradients_asked_for, _TWO),
     gradients.incoming,
-    _of(gradients.sliced, _TWO),
     autocast,
-    _of(no_numbers, _TWO),
     mistakes,
-    _of(transforms.vmap, _TWO),
     transforms.forward_mode,
     transforms.second_derivatives,
-    _of(transforms.fakes, _TWO[:1], _TWO),
+)
+PROMISE_CHECKS: tuple[Check, ...] = (
+    *OF_DTYPES,
+    gradients.gradients_asked_for,
+    gradients.sliced,
+    no_numbers,
+    transforms.vmap,
+    _fakes,
 )

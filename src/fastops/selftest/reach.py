@@ -59,12 +59,10 @@ def rules(t: Target) -> Iterator[Outcome]:
 
 
 def _bands(t: Target) -> dict[Band, list[Problem]]:
-    """A quick run has two dtypes of what is not large, the longest row of a band, as have lower CPU levels.
+    """A quick run has what is not large, the longest row of a band; so have lower CPU levels, but for one dtype.
 
     Their code is of the same source as the best level's.
     """
-    if t.quick and t.dtype not in (torch.float32, torch.bfloat16):
-        return {}
     on_cpu = t.path.kind == "cpu"
     found = bands_of(t.case.name, _NAMES[t.dtype], None if on_cpu else card_here()[1])
     if t.quick or (on_cpu and not t.path.best and t.dtype != torch.bfloat16):
@@ -80,7 +78,8 @@ def _chosen(few: list[_Few], t: Target, problem: Problem) -> Iterator[_Few]:
     seen: set[str] = set()
     for each in few:
         op = each.call.op
-        fits = op.endswith("_backward") == problem.backward and _is_wide(each.call, t.dtype) == problem.wide
+        fits = op.endswith("_backward") == problem.backward
+        fits = fits and problem.wide in (None, _is_wide(each.call, t.dtype))
         if not fits or problem.rows > each.call.most_rows:
             continue
         if problem.rows * problem.n > (_FEW_NUMBERS if t.quick else _MANY) and op in seen:

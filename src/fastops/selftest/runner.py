@@ -17,11 +17,20 @@ import torch
 from .. import _C
 from ..cases import Case
 from .aten_checks import ATEN_CHECKS, aten_case
-from .checks import KERNEL_CHECKS, REFERENCE_CHECKS, Check, Outcome
+from .checks import (
+    KERNEL_CHECKS,
+    REFERENCE_CHECKS,
+    Check,
+    Outcome,
+    finite_differences,
+    rounded_once,
+    rows_alone,
+    values,
+)
 from .cuda_checks import CUDA_CHECKS, FIRST
 from .guarded import begun, guarded
 from .numbers import CHECKS as NUMBERS
-from .promises import PROMISE_CHECKS
+from .promises import OF_DTYPES, PROMISE_CHECKS
 from .reach import CHECKS as REACH
 from .target import Path, Target
 
@@ -55,7 +64,14 @@ def checks_for(target: Target) -> tuple[Check, ...]:
     if path.kind == "reference":
         return REFERENCE_CHECKS
     checks = KERNEL_CHECKS + NUMBERS + REACH + (PROMISE_CHECKS if path.best else ())
-    return FIRST + checks + CUDA_CHECKS if path.kind == "cuda" else (begun, *checks, guarded)
+    checks = FIRST + checks + CUDA_CHECKS if path.kind == "cuda" else (begun, *checks, guarded)
+    return checks if target.main else tuple(check for check in checks if check in IN_EVERY_DTYPE)
+
+
+MAIN_DTYPES = (torch.float32, torch.bfloat16)
+# Of a quick run; the others are of its main dtypes. Sources are the same for all.
+IN_EVERY_DTYPE = (*FIRST, values, rounded_once, finite_differences, rows_alone, *NUMBERS, *OF_DTYPES, begun, guarded)
+LEFT_OUT = "lower CPU levels, large inputs, tracing, and most checks of float16 and float64"
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -104,9 +120,11 @@ def _outcomes(check: Check, target: Target) -> list[Outcome]:
 def targets(
     cases: Iterable[Case], paths: Iterable[Path], dtypes: Iterable[torch.dtype], quick: bool
 ) -> Iterator[tuple[Case, Path, list[Target]]]:
+    dtypes = list(dtypes)
+    main = set(dtypes) if not quick else set(dtypes).intersection(MAIN_DTYPES) or set(dtypes)
     for case in cases:
         for path in paths:
-            yield case, path, [Target(case, d, path, quick) for d in dtypes if d in case.dtypes]
+            yield case, path, [Target(case, d, path, quick, main=d in main) for d in dtypes if d in case.dtypes]
 
 
 def aten_targets(

@@ -39,6 +39,7 @@ class Target:
     path: Path
     quick: bool
     aten: bool = False  # torch's own function, overridden
+    main: bool = True  # of a quick run: one of the dtypes of which all is checked
     _calls: dict[tuple[int, int], tuple[RawCall, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
