@@ -140,7 +140,7 @@ CASES: tuple[Case, ...] = (
         calls=calls.gated("gate", "up", {"alpha": 1.702}),
         coarse=("row_scale",),
         room=1.25,
-        bounds=bounds(f16=(0.51, 0.51, 0.6), bf16=(0.51, 0.51, 0.6), f32=(2, 6, 8), f64=(3, 6, 8, 15)),
+        bounds=bounds(f16=(0.51, 0.51, 0.6), bf16=(0.51, 0.51, 0.6, 0.6, 24), f32=(2, 6, 8), f64=(3, 6, 8, 15)),
         elementwise=True,
         formula="g·σ(g)·u",
         gradient="u·(g·σ(g))'·dy and g·σ(g)·dy, in one pass",
@@ -156,7 +156,9 @@ CASES: tuple[Case, ...] = (
         problem=gated.two_tensors,
         calls=calls.gated("gate", "up", {"approximate": "tanh"}),
         coarse=("row_scale",),
-        bounds=bounds(f16=(0.51, 0.51, 0.6, 2.5), bf16=(0.51, 0.51, 0.6), f32=(2, 6.5, 22, 40), f64=(3, 7, 22, 34)),
+        bounds=bounds(
+            f16=(0.51, 0.51, 0.6, 2.5), bf16=(0.51, 0.51, 0.6), f32=(2, 6.5, 22, 40), f64=(3, 7, 22, 34, 800)
+        ),
         elementwise=True,
         formula="g·Φ(g)·u",
         gradient="likewise",

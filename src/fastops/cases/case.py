@@ -91,10 +91,10 @@ class Bound:
     gradient: float
     kernel: float  # of a raw op by itself, in ulps of each result's own dtype
     far: float = 0.0  # likewise, where it is more: of every number, next to a derivative's zeros, and of long rows
+    far_on_cuda: float = 0.0  # and there: where a factor of the result is below the smallest normal number
 
-    @property
-    def anywhere(self) -> float:
-        return max(self.kernel, self.far)
+    def anywhere(self, device: torch.device) -> float:
+        return max(self.kernel, self.far, self.far_on_cuda if device.type == "cuda" else 0.0)
 
 
 OVER_ONE_ROUNDING = 1.3

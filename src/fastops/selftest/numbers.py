@@ -66,7 +66,8 @@ def numbers(t: Target) -> Iterator[Outcome]:
                     ties += int(halfway.sum())
                     if (out.cpu() != truth.to(t.dtype))[halfway].any():
                         to_odd.add(call.op)
-    yield Outcome("every number", worst <= bound.anywhere, worst, bound.anywhere, worst_at)
+    limit = bound.anywhere(t.path.device)
+    yield Outcome("every number", worst <= limit, worst, limit, worst_at)
     if ties:
         yield Outcome("ties to even", not to_odd, detail=", ".join(sorted(to_odd)) or f"{ties} ties")
 

@@ -22,6 +22,7 @@ from .target import Target
 
 REACHED = "rules reached"  # its outcome's detail: how many of how many
 FEW = 4  # rows that differ
+_SHORT = 512
 _FEW_NUMBERS, _MANY, _LARGE = 1 << 12, 1 << 20, 1 << 22
 _NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -36,7 +37,7 @@ def rules(t: Target) -> Iterator[Outcome]:
     for band, problems in bands.items():
         for problem in problems:
             by_size.setdefault((min(FEW, problem.rows), problem.n), []).append((band, problem))
-    limit = t.case.bounds[t.dtype].anywhere
+    limit = t.case.bounds[t.dtype].anywhere(t.path.device)
     wrong: dict[str, str] = {}
     reached: set[Band] = set()
     worst, worst_at = 0.0, ""
@@ -51,6 +52,7 @@ def rules(t: Target) -> Iterator[Outcome]:
                 except _DiffersError:
                     wrong[each.call.op] = f"{what}: a row differs from its repetition"
                     continue
+                error /= max(1.0, math.sqrt(problem.n / _SHORT))  # sums along a long row round more, and may cancel
                 if not error <= worst:
                     worst, worst_at = error, what
     detail = "; ".join(wrong.values()) or worst_at
@@ -59,13 +61,13 @@ def rules(t: Target) -> Iterator[Outcome]:
 
 
 def _bands(t: Target) -> dict[Band, list[Problem]]:
-    """A quick run has what is not large, the longest row of a band; so have lower CPU levels, but for one dtype.
+    """A quick run has what is not large, the longest row of a band.
 
-    Their code is of the same source as the best level's.
+    On the CPU what is large is of two dtypes at the best level, of one at others: all are of one source.
     """
     on_cpu = t.path.kind == "cpu"
     found = bands_of(t.case.name, _NAMES[t.dtype], None if on_cpu else card_here()[1])
-    if t.quick or (on_cpu and not t.path.best and t.dtype != torch.bfloat16):
+    if t.quick or (on_cpu and t.dtype not in (torch.bfloat16, *(torch.float32,) * t.path.best)):
         found = {band: [p for p in problems if p.rows * p.n <= _LARGE] for band, problems in found.items()}
     if t.quick:
         last = {band: {(p.backward, p.wide, p.layout): p for p in problems} for band, problems in found.items()}
