@@ -21,7 +21,7 @@ from fastops import _C
 from fastops.cases import DTYPES, Case, by_name
 from fastops.selftest import gradients, promises, transforms
 from fastops.selftest.checks import Check
-from fastops.selftest.runner import checks_for
+from fastops.selftest.runner import checks_for, targets
 from fastops.selftest.target import Path, Target, paths_of
 
 Function = Callable[..., Any]
@@ -160,10 +160,14 @@ def test_on_the_best_path_alone() -> None:
     assert [str(p) for p in asked] == [str(p) for p in paths if p.kind == "cuda" or p.isa == _C.cpu()["isa"]]
 
 
-def test_a_quick_run_says_what_it_leaves_out() -> None:
-    outcomes = [
-        o
-        for check in promises.PROMISE_CHECKS
-        for o in check(_target(by_name()["relu"], torch.float16, torch.device("cpu")))
-    ]
-    assert {o.detail for o in outcomes if o.check == "promises"} == {promises.LEFT_OUT}
+def test_a_quick_run_leaves_out_dtypes() -> None:
+    def checks(dtype: torch.dtype, asked: list[torch.dtype]) -> set[str]:
+        ((_, _, found),) = targets([by_name()["relu"]], [Path(torch.device("cpu"), "cpu", best=True)], asked, True)
+        (target,) = (t for t in found if t.dtype == dtype)
+        return {check.__name__ for check in checks_for(target)}
+
+    half, single = torch.float16, torch.float32
+    assert {"rules", "vmap"} <= checks(single, [single, half])
+    assert "rules" not in checks(half, [single, half])
+    assert "values" in checks(half, [single, half])
+    assert "rules" in checks(half, [half])  # where it is all that is asked for

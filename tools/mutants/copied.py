@@ -26,7 +26,10 @@ class BuildError(Exception):
 
 
 def _run(*command: str | Path, cwd: Path | None = None) -> str:
-    done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    always = os.environ | {"CMAKE_INSTALL_ALWAYS": "1"}  # a fault's file may have the time of the one without
+    done = subprocess.run(
+        command, cwd=cwd, env=always, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     if done.returncode:
         lines = done.stdout.splitlines()
         raise BuildError(next((line for line in lines if "error" in line.lower()), "\n".join(lines[-5:])))

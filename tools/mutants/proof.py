@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import venv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +26,7 @@ def selftest(package: Path, device: str, ops: Sequence[str], quick: bool, limit:
     """Of the package in this folder, for at most so many seconds."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
-        command = [sys.executable, "-m", "fastops.selftest", "--device", device, "--json", str(file)]
+        command = [str(_python(package)), "-m", "fastops.selftest", "--device", device, "--json", str(file)]
         command += [word for op in ops for word in ("--op", op)]
         command += ["--quick"] if quick else []
         start = time.perf_counter()
@@ -38,8 +39,18 @@ def selftest(package: Path, device: str, ops: Sequence[str], quick: bool, limit:
 
 def origin(package: Path) -> Path:
     """Where ``import fastops`` finds it, with this folder in front."""
-    _, output = _run([sys.executable, "-c", "import fastops; print(fastops.__file__)"], package, 120)
+    _, output = _run([str(_python(package)), "-c", "import fastops; print(fastops.__file__)"], package, 120)
     return Path(output.splitlines()[-1] if output.strip() else "nothing")
+
+
+def _python(package: Path) -> Path:
+    """With this environment's packages but not its hooks: that of an editable install comes before PYTHONPATH."""
+    folder = package.parents[1] / "python"
+    if not folder.exists():
+        venv.create(folder, symlinks=True)
+        (own,) = folder.glob("lib/python*/site-packages")
+        (own / "environment.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+    return folder / "bin" / "python"
 
 
 def _run(command: list[str], package: Path, limit: float) -> tuple[int | None, str]:
