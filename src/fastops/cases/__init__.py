@@ -48,6 +48,8 @@ __all__ = [
     "transposed",
 ]
 
+SINGLE = ("single on cuda", "single on cuda")  # as torch's norms and softmaxes under autocast
+
 # The bounds are the largest errors measured over all samples, ISA levels and paths, rounded up by a quarter to a half.
 # Those of gradients are far above those of kernels where the inputs are hard: sigmoid's and softmax's saved output next
 # to 1, rows of layer_norm with hardly any spread; log_softmax's are its reference's, of 50257 columns. Those
@@ -56,8 +58,6 @@ __all__ = [
 # return float32 beside half-precision inputs are counted in its ulps. The
 # losses' gradients have the rounding of lse in e^(u - lse), and their raw ops large weights and scales; cross_entropy's
 # kernels in float64 are off by the sum of 50021 rows, which the CPU adds in eight chains.
-SINGLE = ("single on cuda", "single on cuda")  # as torch's norms and softmaxes under autocast
-
 CASES: tuple[Case, ...] = (
     Case(
         name="square",

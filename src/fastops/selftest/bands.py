@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _C
-from .._plan import ELEMENTWISE, NORMS, ROW_OPS, Facts
+from .._plan import DTYPES, ELEMENTWISE, NORMS, ROW_OPS, Facts
 from ..cases import Layout, misaligned, row_slice, stepped
 
 Band = tuple[Any, ...]  # a table's name, a rule of it, a schedule; on the CPU how rows are shared out
@@ -28,7 +28,7 @@ class Problem(NamedTuple):
     layout: Layout | None = None  # of every tensor; None: contiguous
 
 
-_SIZES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
+_SIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 _ENDLESS = 70000  # units of rows that are longer than a rule's last bound
 
 

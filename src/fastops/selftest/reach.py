@@ -13,8 +13,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._plan import card_here
+from .._plan import DTYPES, card_here
 from ..cases import Layout, RawCall
+from ..cases.inputs import HALVES
 from .accuracy import ulps, wide_copies
 from .bands import Band, Problem, bands_of
 from .checks import Check, Outcome, is_statistic
@@ -24,7 +25,7 @@ REACHED = "rules reached"  # its outcome's detail: how many of how many
 FEW = 4  # rows that differ
 _SHORT = 512
 _FEW_NUMBERS, _MANY, _LARGE = 1 << 12, 1 << 20, 1 << 22
-_NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -134,7 +135,7 @@ class _Few:
 
 
 def _is_wide(call: RawCall, dtype: torch.dtype) -> bool:
-    if dtype not in (torch.float16, torch.bfloat16):
+    if dtype not in HALVES:
         return False
     given = (x.dtype if isinstance(x, Tensor) else x for k, x in enumerate(call.args) if not is_statistic(call, k))
     return torch.float32 in given
