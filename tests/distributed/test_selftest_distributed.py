@@ -118,7 +118,7 @@ def test_what_is_broken_fails(broken: str, ops: Sequence[str], expected: Sequenc
     ("arguments", "expected"),
     [
         (["--distributed", "1"], "--distributed must be 2 processes or more, got 1"),
-        (["--distributed", "--aten"], "--distributed must be without --aten and --isa"),
+        (["--distributed", "--aten"], "--distributed must be without --aten, --isa and --jobs"),
         (["--distributed", "--device", "tpu"], "device must be cpu or cuda with --distributed, got 'tpu'"),
         (["--distributed", "99", "--device", "cuda"], "device cuda"),
     ],

@@ -140,7 +140,7 @@ CASES: tuple[Case, ...] = (
         calls=calls.gated("gate", "up", {"alpha": 1.702}),
         coarse=("row_scale",),
         room=1.25,
-        bounds=bounds(f16=(0.51, 0.51, 0.6), bf16=(0.51, 0.51, 0.6, 0.6, 24), f32=(2, 6, 8), f64=(3, 6, 8, 15)),
+        bounds=bounds(f16=(0.51, 0.51, 0.6), bf16=(0.51, 0.51, 0.6, 0.6, 24), f32=(2, 6, 8, 15), f64=(3, 6, 8, 15)),
         elementwise=True,
         formula="g·σ(g)·u",
         gradient="u·(g·σ(g))'·dy and g·σ(g)·dy, in one pass",

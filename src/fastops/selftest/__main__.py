@@ -14,6 +14,7 @@ from . import report
 from .choices import add_arguments, chosen_cases, chosen_dtypes
 from .runner import LEFT_OUT, Result, Step, aten_targets, steps, targets
 from .target import NotThereError, devices_of, paths_of, why_no_cuda
+from .workers import MOST, processes_for, shared_steps
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,6 +30,12 @@ def parser() -> argparse.ArgumentParser:
         help="CPU level, or all that run here; default all, with --quick the chosen one",
     )
     p.add_argument("--quick", action="store_true", help="the chosen CPU level and no large inputs: under a minute")
+    p.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help=f"processes that share the work; default one a core, at most {MOST}, and 1 for few ops",
+    )
     p.add_argument("--aten", action="store_true", help="torch's own functions that fastops.enable() overrides instead")
     p.add_argument(
         "--distributed",
@@ -45,12 +52,16 @@ def parser() -> argparse.ArgumentParser:
 
 def chosen_steps(options: argparse.Namespace) -> Iterator[Step]:
     cases, dtypes = chosen_cases(options.op), chosen_dtypes(options.dtype)
+    if options.jobs is not None and options.jobs < 1:
+        raise NotThereError(f"--jobs must be 1 or more, got {options.jobs}")
     if options.distributed is None:
         devices = devices_of(options.device)
         paths = [path for device in devices for path in paths_of(device, options.isa, options.quick)]
-        return steps((aten_targets if options.aten else targets)(cases, paths, dtypes, options.quick))
-    if options.aten or options.isa:
-        raise NotThereError("--distributed must be without --aten and --isa")
+        groups = list((aten_targets if options.aten else targets)(cases, paths, dtypes, options.quick))
+        processes = processes_for(groups, options.jobs)
+        return steps(groups) if processes == 1 else shared_steps(groups, processes)
+    if options.aten or options.isa or options.jobs:
+        raise NotThereError("--distributed must be without --aten, --isa and --jobs")
     from .distributed.run import planned, steps_of  # torch.distributed.tensor takes a second to import
 
     return steps_of(planned(cases, dtypes, options.device, options.distributed, options.quick))
@@ -88,16 +99,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if all(r.ok for r in results) else 1
 
 
-def _patient() -> None:
-    """Begins again where OpenMP's threads wait awake: they take the cores from all else, and half of the time here.
-
-    OpenMP asks the environment when torch is imported, which has happened.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-        os.execv(sys.executable, sys.orig_argv)
-
-
 if __name__ == "__main__":
-    _patient()
+    # Threads of OpenMP that wait awake take the cores from all else. It asks when torch is imported: by the processes.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(main())

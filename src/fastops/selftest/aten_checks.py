@@ -14,7 +14,7 @@ from .accuracy import evaluate
 from .checks import Check, Outcome, finite_differences, same_bits, samples_of, values
 from .target import Target
 
-_PREFIX = "aten "
+PREFIX = "aten "
 
 
 def aten_case(case: Case, device: torch.device) -> Case | None:
@@ -26,11 +26,11 @@ def aten_case(case: Case, device: torch.device) -> Case | None:
         return not (sample.unlike_torch or (device.type == "cuda" and sample.unlike_torch_on_cuda))
 
     samples = tuple(filter(alike, case.samples))
-    return replace(case, name=_PREFIX + case.name, function=case.torch_op, samples=samples)
+    return replace(case, name=PREFIX + case.name, function=case.torch_op, samples=samples)
 
 
 def _name(t: Target) -> str:
-    return t.case.name.removeprefix(_PREFIX)
+    return t.case.name.removeprefix(PREFIX)
 
 
 def _within(check: Check) -> Check:

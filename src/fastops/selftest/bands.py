@@ -126,6 +126,8 @@ def _row(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
             width = 16 // max(_SIZES[read], _SIZES[written])
             bounds = [min(rule["up to"], _ENDLESS) for rule in _C.plan_rules()["row"] if name in rule["op"]]
             lengths = {1, *(bound * width + more for bound in bounds for more in (-1, 0, 1, width))}
+            if op != "softmax":  # of one class a gradient is the difference of equal numbers
+                lengths.discard(1)
             for band, rows, n in _by_rule(sorted(lengths), _rows(card), plan, ["kernel", "blocks"]):
                 yield ("row", name, *band), Problem(backward, wide, rows, n)
 

@@ -33,9 +33,9 @@ ROWS, COLUMNS = 37, 67  # not multiples of anything that a kernel works in
 
 
 def samples_of(t: Target) -> Iterator[Sample]:
-    """Of dtypes that are not the main ones a third."""
-    found = [s for s in t.case.samples if not (t.quick and s.large)]
-    return iter(found if t.main else found[::3])
+    """Large ones of the best level; of a quick run's other dtypes, and of its references, a third."""
+    found = [s for s in t.case.samples if not s.large or (t.path.best and not t.quick)]
+    return iter(found if t.main and not (t.quick and t.path.kind == "reference") else found[::3])
 
 
 def bits(x: Tensor) -> Tensor:
@@ -95,7 +95,8 @@ def kernels(t: Target) -> Iterator[Outcome]:
     """Each raw op by itself against its reference in float64, parameter gradients over many rows among them."""
     worst, worst_at = 0.0, ""
     limit = t.case.bounds[t.dtype].kernel
-    for rows, columns in ((ROWS, COLUMNS), (5, 3), (4099 if t.quick else 50021, 7)):
+    many = 50021 if t.path.best and not t.quick else 4099
+    for rows, columns in ((ROWS, COLUMNS), (5, 3), (many, 7)):
         for call in t.raw(rows, columns):
             truth = call.reference.with_args(wide_copies(call.args))()
             for k, (out, expected) in enumerate(zip(call(), truth, strict=True)):

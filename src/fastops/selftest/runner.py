@@ -57,6 +57,9 @@ class Step(NamedTuple):
     results: list[Result] | None = None
 
 
+Group = tuple[Case, Path, list[Target]]  # an operator on a path, in its dtypes
+
+
 def checks_for(target: Target) -> tuple[Check, ...]:
     path = target.path
     if target.aten:
@@ -76,6 +79,10 @@ LEFT_OUT = "lower CPU levels, large inputs, tracing, and most checks of float16 
 
 def name_of(dtype: torch.dtype) -> str:
     return {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}[dtype]
+
+
+def failure_of(target: Target, check: str, why: str) -> Result:
+    return Result(target.case.name, str(target.path), name_of(target.dtype), check, False, None, None, why, 0.0)
 
 
 def run(target: Target) -> Iterator[Result]:
@@ -119,7 +126,7 @@ def _outcomes(check: Check, target: Target) -> list[Outcome]:
 
 def targets(
     cases: Iterable[Case], paths: Iterable[Path], dtypes: Iterable[torch.dtype], quick: bool
-) -> Iterator[tuple[Case, Path, list[Target]]]:
+) -> Iterator[Group]:
     dtypes = list(dtypes)
     main = set(dtypes) if not quick else set(dtypes).intersection(MAIN_DTYPES) or set(dtypes)
     for case in cases:
@@ -129,7 +136,7 @@ def targets(
 
 def aten_targets(
     cases: Iterable[Case], paths: Iterable[Path], dtypes: Iterable[torch.dtype], quick: bool
-) -> Iterator[tuple[Case, Path, list[Target]]]:
+) -> Iterator[Group]:
     """Of those that torch has too and :func:`fastops.enable` overrides, where there are kernels."""
     for case, path in product(cases, paths):
         found = None if path.kind == "reference" else aten_case(case, path.device)
@@ -137,7 +144,7 @@ def aten_targets(
             yield found, path, [Target(found, d, path, quick, aten=True) for d in dtypes if d in found.dtypes]
 
 
-def steps(chosen: Iterable[tuple[Case, Path, list[Target]]]) -> Iterator[Step]:
+def steps(chosen: Iterable[Group]) -> Iterator[Step]:
     for case, path, group in chosen:
         found: list[Result] = []
         for target in group:

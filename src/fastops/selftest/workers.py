@@ -1,0 +1,92 @@
+"""Shares the targets out among processes; where a fault ends one, that is the target's failure, and another begins."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import NamedTuple
+
+import torch
+
+from ..cases import by_name
+from .aten_checks import PREFIX, aten_case
+from .runner import Group, Result, Step, failure_of, name_of, run
+from .target import Path, Target
+
+MOST = 4
+_TARGETS_A_PROCESS = 6  # that are worth the seconds in which a process imports torch
+
+
+class _Task(NamedTuple):
+    """A target that can be sent: a case's functions cannot."""
+
+    op: str
+    dtype: torch.dtype
+    path: Path
+    quick: bool
+    aten: bool
+    main: bool
+
+    def target(self) -> Target:
+        case = by_name()[self.op]
+        if self.aten:
+            found = aten_case(case, self.path.device)
+            assert found
+            case = found
+        return Target(case, self.dtype, self.path, self.quick, self.aten, self.main)
+
+
+def processes_for(groups: Sequence[Group], wanted: int | None) -> int:
+    """1: the targets are run in this process."""
+    if wanted is not None:
+        return wanted
+    targets = sum(len(group) for _, _, group in groups)
+    return max(1, min(MOST, len(os.sched_getaffinity(0)), targets // _TARGETS_A_PROCESS))
+
+
+def shared_steps(groups: Sequence[Group], processes: int) -> Iterator[Step]:
+    """As :func:`fastops.selftest.runner.steps`, in the same order."""
+    # A process that has used CUDA or OpenMP cannot be forked.
+    context = multiprocessing.get_context("spawn")
+    idle: queue.SimpleQueue[ProcessPoolExecutor] = queue.SimpleQueue()
+    for _ in range(processes):
+        idle.put(ProcessPoolExecutor(1, context))
+
+    def work(target: Target) -> list[Result]:
+        process = idle.get()
+        try:
+            return process.submit(_work, _task(target)).result()
+        except BrokenProcessPool:
+            process.shutdown()
+            process = ProcessPoolExecutor(1, context)
+            return [failure_of(target, "process", "the process that ran this was ended by it")]
+        finally:
+            idle.put(process)
+
+    with ThreadPoolExecutor(processes) as threads:
+        found = threads.map(work, [target for _, _, group in groups for target in group])
+        for case, path, group in groups:
+            results: list[Result] = []
+            for target in group:
+                yield Step(case.name, str(path), name_of(target.dtype))
+                results += next(found)
+            yield Step(case.name, str(path), results=results)
+    for _ in range(processes):
+        idle.get().shutdown()
+
+
+def _task(target: Target) -> _Task:
+    return _Task(
+        target.case.name.removeprefix(PREFIX), target.dtype, target.path, target.quick, target.aten, target.main
+    )
+
+
+def _work(task: _Task) -> list[Result]:
+    results = list(run(task.target()))
+    if task.path.device.type == "cuda":
+        torch.cuda.empty_cache()  # the other processes want memory as well
+    return results
