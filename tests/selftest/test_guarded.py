@@ -160,18 +160,21 @@ def test_outside_by_margins(
     assert expected in outcome.detail
 
 
-@pytest.mark.parametrize("far", [0, 1, 100])
+@pytest.mark.parametrize("far", [0, 1, 100, 3000])
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_CUDA)])
 def test_behind_outputs_on_a_gpu(far: int, device: str) -> None:
     x = torch.ones(2, 65, device=device)
+    zero = torch.zeros(1, dtype=torch.uint8, device=device)
 
     def call() -> tuple[Tensor, ...]:
         out = torch.ops.fastops.square(x)
-        poison.rest_of_block(out)[far : far + 1] = 0
+        place = torch._C._construct_storage_from_data_pointer(out.data_ptr() + out.nbytes + far, x.device, 1)
+        torch.empty(0, dtype=torch.uint8, device=device).set_(place).copy_(zero)
         return (out,)
 
     assert poison.written_behind(call)
     assert not poison.written_behind(lambda: (torch.ops.fastops.square(x),))
+    assert not poison.written_behind(lambda: (torch.zeros(9000, device=device)[:9].clone(),))  # which is freed
 
 
 @pytest.mark.parametrize("name", ["rope", "cross_entropy", "relu"])

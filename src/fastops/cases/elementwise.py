@@ -98,6 +98,7 @@ def axpby_samples() -> tuple[Sample, ...]:
         *(sample(f"{layout.__name__}_y", (37, 67), (37, 67), y_layout=layout) for layout in LAYOUTS),
         sample("transposed_row", (37, 67), (67,), x_layout=transposed),
         Sample("other_scalars", lambda make: (make(9, 5), make(9, 5), -0.37, 1e-3)),
+        Sample("equal_terms", lambda make: (x := make(37, 67), x.clone(), 1.1, -1.1)),  # exactly 0
         Sample("defaults", lambda make: (make(9, 5), make(9, 5))),
     )
 

@@ -161,6 +161,12 @@ def raw(name: str, *options: Any) -> Callable[[Make, int, int], list[RawCall]]:
     return calls
 
 
+def geglu_raw(make: Make, rows: int, n: int) -> list[RawCall]:
+    """Tanh's approximation of two tensors alone."""
+    forward, backward = raw("geglu", "tanh")(make, rows, n)[:2]
+    return [*raw("geglu", "none")(make, rows, n), forward, backward]
+
+
 def two_tensors(make: Make, rows: int, n: int) -> tuple[Any, ...]:
     return make(rows, n), make(rows, n)
 

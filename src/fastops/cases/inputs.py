@@ -61,6 +61,12 @@ def row_slice(t: Tensor) -> Tensor:
     return view.copy_(t)
 
 
+def shortened(t: Tensor) -> Tensor:
+    """The first rows of more, in each slice of the dimension before: rows of two strides."""
+    view = t.new_zeros(*t.shape[:-2], t.shape[-2] + 3, t.shape[-1])[..., : t.shape[-2], :]
+    return view.copy_(t)
+
+
 def misaligned(t: Tensor) -> Tensor:
     """Contiguous, one element behind an aligned address."""
     return t.new_zeros(t.numel() + 1)[1:].view(t.shape).copy_(t)

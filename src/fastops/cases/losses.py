@@ -10,7 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .case import RawCall, Sample
-from .inputs import LAYOUTS, SIZES, Layout, Make, channels_last, expanded, row_slice, stepped, transposed
+from .inputs import (
+    HALVES,
+    LAYOUTS,
+    SIZES,
+    Layout,
+    Make,
+    channels_last,
+    expanded,
+    row_slice,
+    shortened,
+    stepped,
+    transposed,
+)
 from .linear import plain as linear
 
 IGNORED = -100
@@ -133,9 +145,11 @@ def samples(dim: int) -> Iterator[Sample]:
     yield sample("far", 7, 257, scale=10.0)
     yield sample("shifted", 7, 257, shift=-20.0)
     yield sample("minus_infinity", 7, 257, change=_mask)
+    yield sample("sure", 7, 257, change=_sure)
     for layout in LAYOUTS:
         yield sample(layout.__name__, 37, 67, layout=layout)
     yield sample("rows_of_wider", 5, 67, 9, layout=row_slice, last=True)
+    yield sample("slices_of_longer", 37, 61, 129, layout=shortened, last=True)
     yield sample("transposed3d", 3, 17, 129, layout=transposed)  # [B, V, S] of [B, S, V]
     yield sample("stepped3d", 5, 7, 9, layout=stepped)
     yield sample("channels_last", 2, 5, 3, 7, layout=channels_last)
@@ -155,12 +169,17 @@ def _mask(rows: Tensor, target: Tensor) -> None:
     rows.scatter_(-1, target.unsqueeze(-1), values)
 
 
+def _sure(rows: Tensor, target: Tensor) -> None:
+    """All gradients are small, the target's what the others leave of 1: sums in float32 have room for half types' alone."""
+    rows.scatter_add_(-1, target.unsqueeze(-1), torch.full_like(rows[..., :1], 14.0 if rows.dtype in HALVES else 1.0))
+
+
 def cross_entropy_raw(make: Make, rows: int, n: int) -> list[RawCall]:
     """Each reduction, dtype and option, classes last, in the middle and the first of more."""
     wide = make.parameter_dtype
     return [
         *_cross_entropy(make, (rows, n)),
-        *_cross_entropy(make, (rows, n), reduction=0),
+        *_cross_entropy(make, (rows, n), reduction=0, ignored=n + 5),  # behind a row's end
         *_cross_entropy(make, (rows, n), weight=make.dtype, reduction=2, smoothing=0.1),
         *_cross_entropy(make, (rows, n), weight=wide, smoothing=0.1, scale=0.5, softcap=3.0, z_loss=1e-2, lse=True),
         *_cross_entropy(make, (rows, n), reduction=0, z_loss=1e-2, dtype=wide, lse=True),
@@ -181,12 +200,13 @@ def _cross_entropy(
     z_loss: float = 0.0,
     dtype: torch.dtype | None = None,
     lse: bool = False,
+    ignored: int = IGNORED,
 ) -> list[RawCall]:
     """A forward, and the backward of the statistics that it has in plain PyTorch; ``lse``: it has a gradient too."""
     n, of_rows = shape[1], (shape[0], *shape[2:])
-    target = _targets(make, of_rows, n)
+    target = _targets(make, of_rows, n, ignored)
     w = None if weight is None else make(n, dtype=weight).abs_().add_(0.1)
-    options = (w, reduction, IGNORED, smoothing, scale, softcap, z_loss)
+    options = (w, reduction, ignored, smoothing, scale, softcap, z_loss)
     each = reduction == 0
     forward = RawCall(
         "cross_entropy",
@@ -209,17 +229,23 @@ def _cross_entropy(
 def log_prob_raw(make: Make, rows: int, n: int) -> list[RawCall]:
     return [
         *_log_prob(make, (rows, n)),
-        *_log_prob(make, (rows, n), entropy=True),
+        *_log_prob(make, (rows, n), entropy=True, ignored=n + 5),
         *_log_prob(make, (rows, n), scale=-0.5, softcap=3.0, entropy=True),
         *_log_prob(make, (rows, 3, n), scale=2.0),
     ]
 
 
 def _log_prob(
-    make: Make, shape: tuple[int, ...], *, scale: float = 1.0, softcap: float | None = None, entropy: bool = False
+    make: Make,
+    shape: tuple[int, ...],
+    *,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    entropy: bool = False,
+    ignored: int = IGNORED,
 ) -> list[RawCall]:
-    x, target = make(*shape, scale=2.0), _targets(make, shape[:-1], shape[-1])
-    options = (IGNORED, scale, softcap)
+    x, target = make(*shape, scale=2.0), _targets(make, shape[:-1], shape[-1], ignored)
+    options = (ignored, scale, softcap)
     forward = RawCall(
         "log_prob",
         (x, target, *options, entropy),
@@ -234,10 +260,10 @@ def _log_prob(
     return [forward, backward]
 
 
-def _targets(make: Make, shape: tuple[int, ...], classes: int) -> Tensor:
+def _targets(make: Make, shape: tuple[int, ...], classes: int, ignored: int = IGNORED) -> Tensor:
     """Of which the second row's is ignored."""
     target = make.integers(*shape, below=classes)
-    target[1:2] = IGNORED
+    target[1:2] = ignored
     return target
 
 

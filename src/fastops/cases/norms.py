@@ -71,6 +71,9 @@ def halves(total: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(even, part, total - part), torch.where(even, total - part, part)
 
 
+_FAR = 100.0
+
+
 @dataclass(frozen=True)
 class Norm:
     name: str
@@ -105,6 +108,12 @@ class Norm:
         # aten's CUDA kernels take parameters of the input's dtype alone.
         return Sample(name, build, **({"unlike_torch_on_cuda": "f32" in affine} | flags))
 
+    def _far_first(self, make: Make) -> tuple[Any, ...]:
+        """Every third row begins with numbers far from the rest, which no mean of first elements is near."""
+        total = make(37, 4096)
+        total[::3, :32] += 1000
+        return *self._rows(total), (4096,), make(4096, scale=0.5, shift=1.0), *([make(4096)] if self.layer else [])
+
     def _rows(self, total: Tensor, x: Layout | None = None, r: Layout | None = None) -> tuple[Tensor, ...]:
         """What is normalised, or the two tensors that it is the sum of."""
         if not self.residual:
@@ -119,6 +128,8 @@ class Norm:
         few = (2,) if self.layer else (1, 2)
         for n in few:
             yield sample(f"n{n}", (5,), (n,), eps=0.5)
+        if self.layer:
+            yield sample("one_column", (5,), (1,))  # whose gradient is 0
         for n in SIZES[1:]:
             if n not in few:
                 yield sample(f"n{n}", (5,), (n,))
@@ -129,6 +140,8 @@ class Norm:
         # Of such rows aten's mean, one number, is too coarse for gradients.
         yield sample("mean1000", (7,), (769,), scale=1e-2, shift=1000.0, unlike_torch_on_cuda=self.layer)
         yield sample("mean10000", (7,), (768,), shift=1e4, unlike_torch_on_cuda=self.layer)
+        yield sample("mean200", (7,), (768,), shift=200.0, unlike_torch_on_cuda=self.layer)
+        yield Sample("far_first", self._far_first, unlike_torch_on_cuda=self.layer)
         yield sample("constant_rows", (7,), (257,), scale=0.0, shift=3.0)
         yield sample("tiny_spread", (7,), (257,), scale=1e-4)
         yield sample("values_near_6e4", (7,), (257,), scale=1e3, shift=6e4, unlike_torch_on_cuda=self.layer)
@@ -164,11 +177,17 @@ class Norm:
         yield sample("expanded_weight", (37,), (67,), w=expanded)
 
     def raw(self, make: Make, rows: int, n: int) -> list[RawCall]:
-        """With parameters of either dtype, and an offset; without parameters, nor a gradient of the sum."""
+        """With parameters of either dtype, and an offset; without parameters, nor a gradient of the sum.
+
+        The mean of every fourth row of a layer norm is far from 0.
+        """
         calls = []
         offsets = ((make.dtype, 0.0), (make.parameter_dtype, 1.0), (None, 0.0), (make.dtype, 0.75))
         for parameter, offset in offsets:
-            tensors = self._rows(make(rows, n))
+            total = make(rows, n)
+            if self.layer:  # an rms norm's gradient is then the difference of equal numbers
+                total[1::4] += _FAR
+            tensors = self._rows(total)
             affine = tuple(None if parameter is None else make(n, dtype=parameter) for _ in range(1 + self.layer))
             numbers = (1e-5, offset)
             lead = len(tensors)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .case import RawCall, Sample
-from .inputs import LAYOUTS, SIZES, Layout, Make, channels_last, row_slice, stepped, transposed
+from .inputs import LAYOUTS, SIZES, Layout, Make, channels_last, row_slice, shortened, stepped, transposed
 
 
 def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
@@ -78,6 +78,8 @@ def samples() -> Iterator[Sample]:
     yield sample("values_near_6e4", 7, 257, scale=4.0, shift=6e4)
     yield sample("minus_infinity", 7, 257, change=_masked)
     yield sample("minus_infinity_first", 257, 7, dim=0, change=_masked)
+    yield sample("nothing_but_minus_infinity", 5, 67, change=_without_numbers)
+    yield sample("slices_of_longer", 37, 129, 61, layout=shortened)
     yield sample("float32", 37, 129, wide=True)
     yield sample("float32_first", 129, 37, dim=0, wide=True)
     yield sample("float32_small", 4, 3, wide=True, small=True)
@@ -94,6 +96,12 @@ def samples() -> Iterator[Sample]:
 def _masked(x: Tensor) -> Tensor:
     """Every third element is -inf, which no row or column is left without a number by."""
     x.view(-1)[::3] = -torch.inf
+    return x
+
+
+def _without_numbers(x: Tensor) -> Tensor:
+    """NaN in one row, as the formula has it."""
+    x[1] = -torch.inf
     return x
 
 

@@ -1,6 +1,7 @@
 """Sizes that bring each rule of a plan about.
 
-Of a rule the ends of its band of lengths and one inside, of each of its schedules the fewest rows.
+Of a rule the ends of its band of lengths and one inside, of each of its schedules the fewest rows and, so that blocks
+have several turns and many meet, the most that are not large.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Problem(NamedTuple):
 
 _SIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 _ENDLESS = 70000  # units of rows that are longer than a rule's last bound
+LARGE = 1 << 27  # bytes of a tensor on a GPU
 
 
 def bands_of(op: str, dtype: str, card: Facts | None) -> dict[Band, list[Problem]]:
@@ -61,7 +63,7 @@ def _wide(dtype: str) -> tuple[bool, ...]:
 def _rows(card: Facts) -> tuple[int, ...]:
     """Around every number of rows that a schedule may ask for."""
     multiples = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 40)
-    return (1, 3, 64, 65, *(k * card[0] + more for k in multiples for more in (0, 1)))
+    return (1, 3, 64, 65, *(k * card[0] + more for k in multiples for more in (0, 1, 3)))
 
 
 def _ends(lengths: list[int]) -> list[int]:
@@ -82,7 +84,11 @@ def lengths_near_bounds(table: str, dtype: str) -> tuple[int, ...]:
 
 
 def _by_rule(
-    lengths: Iterable[int], rows: Iterable[int], plan: Callable[[int, int], dict[str, Any]], of: Iterable[str]
+    dtype: str,
+    lengths: Iterable[int],
+    rows: Iterable[int],
+    plan: Callable[[int, int], dict[str, Any]],
+    of: Iterable[str],
 ) -> Iterator[tuple[Band, int, int]]:
     """(band, rows, n) of ``plan(rows, n)``; ``of``: what tells a rule's schedules apart."""
     bands: dict[int, list[int]] = {}
@@ -90,12 +96,14 @@ def _by_rule(
         bands.setdefault(plan(1, n)["rule"], []).append(n)
     for rule, ns in bands.items():
         for n in _ends(ns):
-            fewest: dict[Any, int] = {}
+            counts: dict[Any, list[int]] = {}
             for count in rows:
                 found = plan(count, n)
-                fewest.setdefault(tuple(found[name] for name in of), count)
-            for schedule, count in fewest.items():
-                yield (rule, *schedule), count, n
+                counts.setdefault(tuple(found[name] for name in of), []).append(count)
+            for schedule, of_schedule in counts.items():
+                few, *more = of_schedule
+                many = max((count for count in more if count * n * _SIZES[dtype] <= LARGE), default=few)
+                yield from (((rule, *schedule), count, n) for count in sorted({few, many}))
 
 
 def _norm(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
@@ -110,7 +118,7 @@ def _norm(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
 
             # Of one or two numbers a gradient is the difference of equal ones.
             lengths = [n for n in lengths_near_bounds(table, dtype) if n > 2]
-            for band, rows, n in _by_rule(lengths, _rows(card), plan, ["schedule"]):
+            for band, rows, n in _by_rule(dtype, lengths, _rows(card), plan, ["schedule"]):
                 yield (table, *band), Problem(backward, wide, rows, n)
 
 
@@ -128,7 +136,7 @@ def _row(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
             lengths = {1, *(bound * width + more for bound in bounds for more in (-1, 0, 1, width))}
             if op != "softmax":  # of one class a gradient is the difference of equal numbers
                 lengths.discard(1)
-            for band, rows, n in _by_rule(sorted(lengths), _rows(card), plan, ["kernel", "blocks"]):
+            for band, rows, n in _by_rule(dtype, sorted(lengths), _rows(card), plan, ["kernel", "blocks"]):
                 yield ("row", name, *band), Problem(backward, wide, rows, n)
 
 
@@ -136,13 +144,13 @@ def _linear(dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
     for backward in (False, True):
         table = f"linear_{'backward' if backward else 'forward'}"
         for bias in (True,) if backward else (False, True):
-            fewest: dict[int, tuple[int, int]] = {}
+            seen = set()
             for n in (3, 6, 66, 450, 451, 768, 769, 1024, 4096):
                 for rows in _rows(card):
                     rule = _C.plan_epilogue(backward, dtype, rows, n, bias, True, card)
-                    fewest[rule] = min(fewest.get(rule, (rows, n)), (rows, n), key=lambda size: size[0] * size[1])
-            for rule, (rows, n) in fewest.items():
-                yield (table, rule), Problem(backward, None, rows, n)
+                    if (rule, n) not in seen:
+                        seen.add((rule, n))
+                        yield (table, rule, n * _SIZES[dtype] % 16), Problem(backward, None, rows, n)
 
 
 def _lltm() -> Iterator[tuple[Band, Problem]]:
@@ -168,8 +176,9 @@ def _pointwise(op: str, dtype: str) -> Iterator[tuple[Band, Problem]]:
                 yield ("pointwise", rule), Problem(backward, None, rows, n, layout)
     if of == "gated":  # those of a call's forms that have a scale for each row
         yield ("pointwise", _C.plan_pointwise("rows", False, "numbered", 670)), Problem(False, None, 10, 67)
-    yield ("many",), Problem(False, None, 4200, 1031)
-    yield ("many",), Problem(True, None, 4200, 1031)
+    for backward in (False, True):
+        yield ("long",), Problem(backward, None, 3, 16411)
+        yield ("many",), Problem(backward, None, 4200, 997)
 
 
 def _untold() -> Iterator[tuple[Band, Problem]]:
@@ -186,7 +195,8 @@ _ON_CPU = sorted(
     ),
     key=math.prod,
 )
-_MOST = 1 << 25  # numbers: of half types 64 MB, which go past the caches
+_MOST = 1 << 25  # numbers
+_STREAMED = 1 << 26  # bytes that go past the caches
 
 
 def _on_cpu(dtype: str) -> dict[Band, list[Problem]]:
@@ -205,6 +215,8 @@ def _on_cpu(dtype: str) -> dict[Band, list[Problem]]:
             min(found["chunks"], 2),
             found["chunks share segments"],
             found["rows a task"] > 1,
+            # Beyond the plan's own word: of much memory, whether rows are whole lines, and whole words.
+            *((n * _SIZES[dtype] % unit == 0 for unit in (64, 8)) if rows * n * _SIZES[dtype] >= _STREAMED else ()),
         )
         bands.setdefault(band, [Problem(backward, None, rows, n) for backward in (False, True)])
     return bands

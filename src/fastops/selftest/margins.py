@@ -54,14 +54,14 @@ def span(x: Tensor) -> int:
 
 def between(tensors: list[Tensor], late: int) -> tuple[Tensor, list[Tensor]]:
     """A memory, and copies in it, so many elements behind an aligned address, with NaN or the index 1 around each."""
-    sizes = [BLOCK * (3 + (span(x) + 8 * late) // BLOCK) for x in tensors]
+    sizes = [BLOCK * (4 + (span(x) + 8 * late) // BLOCK) for x in tensors]
     memory = torch.full((sum(sizes) + BLOCK,), 0xFF, dtype=torch.uint8, device=tensors[0].device)
     copies, begin = [], -memory.data_ptr() % BLOCK
     for x, size in zip(tensors, sizes, strict=True):
         piece = memory[begin : begin + size]
         if x.dtype == torch.int64:
             piece.view(x.dtype).fill_(1)
-        at = BLOCK + late * x.element_size()
+        at = 2 * BLOCK + late * x.element_size()
         copies.append(torch.as_strided(piece[at : at + span(x)].view(x.dtype), x.shape, x.stride()).copy_(x))
         begin += size
     return memory, copies

@@ -58,19 +58,39 @@ def _by_recycling(call: Callable[[], Iterable[Tensor]], like: list[Tensor]) -> i
     return sum(map(_untouched, _recycled(lambda: _non_empty(call()), like)))
 
 
-def _recycled(call: Callable[[], list[Tensor]], like: list[Tensor], attempts: int = 20) -> list[Tensor]:
+def _recycled(call: Callable[[], list[Tensor]], like: list[Tensor], attempts: int = 5) -> list[Tensor]:
     """Outputs in prepared memory, on GPUs in whole blocks of it."""
-    kept = []  # alive, so that memory freed long ago is used up and the prepared memory's turn comes
+    kept = []  # alive, so that another place's turn comes
     words = [-(-out.nbytes // BLOCK) * BLOCK // 8 if out.is_cuda else -(-out.nbytes // 8) for out in like]
     for _ in range(attempts):
         pieces = [torch.full((count,), _WORD, dtype=torch.int64, device=like[0].device) for count in words * 4]
         ranges = _joined((piece.data_ptr(), piece.data_ptr() + piece.nbytes) for piece in pieces)
         del pieces
+        kept += _used_up(like, ranges)
         outputs = call()
-        if all(any(begin <= first and last <= end for begin, end in ranges) for first, last in map(_extent, outputs)):
+        if all(_inside(out, ranges) for out in outputs):
             return outputs
-        kept.append(outputs)
+        kept += outputs
     raise NotPoisonedError("the allocator neither fills memory nor hands out freed memory again")
+
+
+def _used_up(like: list[Tensor], ranges: list[tuple[int, int]], attempts: int = 50) -> list[Tensor]:
+    """What had to be allocated until tensors of these sizes would lie in the ranges."""
+    kept = []
+    for _ in range(attempts):
+        probes = [torch.empty_like(out) for out in like]
+        outside = [probe for probe in probes if not _inside(probe, ranges)]
+        if not outside:
+            break
+        kept += outside
+    return kept
+
+
+def _inside(out: Tensor, ranges: list[tuple[int, int]]) -> bool:
+    """With the rest of its block, on a GPU."""
+    first, last = out.data_ptr(), out.data_ptr() + out.nbytes
+    last += -last % BLOCK if out.is_cuda else 0
+    return any(begin <= first and last <= end for begin, end in ranges)
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -84,25 +104,46 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def _extent(out: Tensor) -> tuple[int, int]:
-    """With the rest of its block, on a GPU."""
-    end = out.data_ptr() + out.nbytes
-    return out.data_ptr(), end + (-end % BLOCK if out.is_cuda else 0)
-
-
 def written_behind(call: Callable[[], Iterable[Tensor]]) -> bool:
-    """Whether the rest of an output's block is written, on a GPU."""
+    """Whether memory behind an output is written, on a GPU, of a call that allocates nothing else.
 
-    def outputs() -> list[Tensor]:
-        return [out for out in call() if out.numel()]
+    What else it allocates may lie there, and be written and freed.
+    """
+    like = [out for out in call() if out.numel()]
+    if not like:
+        return False
+    device = like[0].device
+    room = sum(-(-out.nbytes // BLOCK) * BLOCK for out in like)
+    room += _MARGIN + 2 * max(-(-out.nbytes // len(out)) for out in like if out.dim())
+    piece = torch.full((-(-room // BLOCK) * BLOCK // 8,), _WORD, dtype=torch.int64, device=device)
+    ranges = [(piece.data_ptr(), piece.data_ptr() + piece.nbytes)]
+    del piece
+    kept = _used_up(like, ranges)
+    before = _allocations(device)
+    outputs = [out for out in call() if out.numel()]
+    if _allocations(device) - before > len(outputs):
+        return False
+    del kept
+    if not all(_inside(out, ranges) for out in outputs):
+        raise NotPoisonedError("the allocator does not hand out freed memory again")
+    spans = sorted((out.data_ptr(), out.data_ptr() + out.nbytes) for out in outputs)
+    nexts = [first for first, _ in spans[1:]] + [ranges[0][1]]
+    return any(_is_written(last, first, device) for (_, last), first in zip(spans, nexts, strict=True))
 
-    return any(bool((rest_of_block(out) != BYTE).any()) for out in _recycled(outputs, outputs()))
+
+_MARGIN = 1 << 14
 
 
-def rest_of_block(out: Tensor) -> Tensor:
-    end = out.data_ptr() + out.nbytes
-    storage = torch._C._construct_storage_from_data_pointer(end, out.device, -end % BLOCK)
-    return torch.empty(0, dtype=torch.uint8, device=out.device).set_(storage)
+def _allocations(device: torch.device) -> int:
+    count: int = torch.cuda.memory_stats(device)["allocation.all.allocated"]
+    return count
+
+
+def _is_written(begin: int, end: int, device: torch.device) -> bool:
+    """Read without an allocation there, which would be written."""
+    size = min(end - begin, _MARGIN)
+    storage = torch._C._construct_storage_from_data_pointer(begin, device, size)
+    return bool((torch.empty(0, dtype=torch.uint8, device=device).set_(storage).cpu() != BYTE).any())
 
 
 def _non_empty(outputs: Iterable[Tensor]) -> list[Tensor]:

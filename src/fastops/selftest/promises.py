@@ -57,7 +57,7 @@ def no_numbers(t: Target) -> Iterator[Outcome]:
         grads = incoming_gradients(clean.outputs)
         truth = form.truth(grads)
         for k in form.learnable:
-            for value in (torch.nan, torch.inf, -torch.inf):
+            for value in _not_numbers(form.args[k].dtype):
                 x = form.args[k].clone(memory_format=torch.contiguous_format)
                 x.view(-1)[x.numel() // 2] = value
                 dirty = form.with_args((*form.args[:k], x, *form.args[k + 1 :]))
@@ -78,6 +78,13 @@ def no_numbers(t: Target) -> Iterator[Outcome]:
                     same = same.to(a.device)
                     worst.expect(same_bits(a[same], b[same]), "other results changed", where)
     yield worst.outcome()
+
+
+def _not_numbers(dtype: torch.dtype) -> Tensor:
+    """Of float32 also NaN of other bits, whose upper half is infinity, or is all ones and so the last before 0."""
+    found = torch.tensor([torch.nan, torch.inf, -torch.inf], dtype=dtype)
+    other = torch.tensor([0x7F800001, -1], dtype=torch.int32).view(torch.float32)
+    return torch.cat([found, other]) if dtype == torch.float32 else found
 
 
 def _class(x: Tensor) -> Tensor:

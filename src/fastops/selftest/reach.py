@@ -6,6 +6,7 @@ float64. A sum over rows, or their mean, is linear in the number of repetitions,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ from .._plan import DTYPES, card_here
 from ..cases import Layout, RawCall
 from ..cases.inputs import HALVES
 from .accuracy import ulps, wide_copies
-from .bands import Band, Problem, bands_of
-from .checks import Check, Outcome, is_statistic
+from .bands import LARGE, Band, Problem, bands_of
+from .checks import Check, Outcome, is_statistic, same_bits
+from .poison import NotPoisonedError, written_behind
 from .target import Target
 
 REACHED = "rules reached"  # its outcome's detail: how many of how many
@@ -43,17 +45,21 @@ def rules(t: Target) -> Iterator[Outcome]:
     reached: set[Band] = set()
     worst, worst_at = 0.0, ""
     for size, those in by_size.items():
-        few = [_Few(call) for call in t.case.raw(t.make(), *size) if call.args_of is None]
+        few = [_Few(call, size[1]) for call in t.case.raw(t.make(), *size) if call.args_of is None]
         for band, problem in those:
             for each in _chosen(few, t, problem):
                 reached.add(band)
                 what = f"{each.call.op}, {problem.rows} rows of {problem.n}"
+                times = math.ceil(problem.rows / size[0])
+                many = each.many(times, problem.layout)
+                outputs = many()
                 try:
-                    error = each.error(math.ceil(problem.rows / size[0]), problem.layout)
+                    error = each.error(outputs, times)
                 except _DiffersError:
                     wrong[each.call.op] = f"{what}: a row differs from its repetition"
                     continue
-                error /= max(1.0, math.sqrt(problem.n / _SHORT))  # sums along a long row round more, and may cancel
+                if t.path.kind == "cuda" and (text := _on_a_gpu(many, outputs, 2 if t.quick else 10)):
+                    wrong[each.call.op] = f"{what}: {text}"
                 if not error <= worst:
                     worst, worst_at = error, what
     detail = "; ".join(wrong.values()) or worst_at
@@ -69,7 +75,8 @@ def _bands(t: Target) -> dict[Band, list[Problem]]:
     on_cpu = t.path.kind == "cpu"
     found = bands_of(t.case.name, _NAMES[t.dtype], None if on_cpu else card_here()[1])
     if t.quick or (on_cpu and t.dtype not in (torch.bfloat16, *(torch.float32,) * t.path.best)):
-        found = {band: [p for p in problems if p.rows * p.n <= _LARGE] for band, problems in found.items()}
+        most = _LARGE if on_cpu else LARGE // t.dtype.itemsize
+        found = {band: [p for p in problems if p.rows * p.n <= most] for band, problems in found.items()}
     if t.quick:
         last = {band: {(p.backward, p.wide, p.layout): p for p in problems} for band, problems in found.items()}
         found = {band: list(problems.values()) for band, problems in last.items()}
@@ -77,18 +84,29 @@ def _bands(t: Target) -> dict[Band, list[Problem]]:
 
 
 def _chosen(few: list[_Few], t: Target, problem: Problem) -> Iterator[_Few]:
-    """The calls of the problem's direction and dtypes; of many numbers one of each op."""
-    seen: set[str] = set()
+    """The calls of the problem's direction and dtypes; of many numbers one of each op and number of results."""
+    seen: set[tuple[str, int]] = set()
     for each in few:
         op = each.call.op
         fits = op.endswith("_backward") == problem.backward
         fits = fits and problem.wide in (None, _is_wide(each.call, t.dtype))
         if not fits or problem.rows > each.call.most_rows:
             continue
-        if problem.rows * problem.n > (_FEW_NUMBERS if t.quick else _MANY) and op in seen:
+        kind = (op, len(each.call.row_outputs))
+        if problem.rows * problem.n > (_FEW_NUMBERS if t.quick else _MANY) and kind in seen:
             continue
-        seen.add(op)
+        seen.add(kind)
         yield each
+
+
+def _on_a_gpu(call: RawCall, outputs: tuple[Tensor, ...], times: int) -> str:
+    """What is wrong in other runs, whose blocks meet in other orders, or beside the outputs."""
+    if not all(all(map(same_bits, call(), outputs)) for _ in range(times)):
+        return "other bits from run to run"
+    with contextlib.suppress(NotPoisonedError):
+        if written_behind(call):
+            return "writes behind an output"
+    return ""
 
 
 class _DiffersError(Exception):
@@ -98,8 +116,8 @@ class _DiffersError(Exception):
 class _Few:
     """A call of few rows, and what it is to return, in float64."""
 
-    def __init__(self, call: RawCall) -> None:
-        self.call = call
+    def __init__(self, call: RawCall, n: int) -> None:
+        self.call, self.n = call, n
 
     @functools.cached_property
     def truths(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -108,17 +126,19 @@ class _Few:
         one, two = (of.reference.with_args(wide_copies(of.args, None))() for of in both)
         return one, two
 
-    def error(self, times: int, layout: Layout | None) -> float:
-        """In ulps, of the rows so many times."""
+    def many(self, times: int, layout: Layout | None) -> RawCall:
+        """The rows so many times."""
+        many = self.call.repeated(times)
+        if not layout:
+            return many
+        lies = [isinstance(x, Tensor) and x.dim() > 1 and not is_statistic(many, k) for k, x in enumerate(many.args)]
+        return many.with_args(tuple(layout(x) if so else x for so, x in zip(lies, many.args, strict=True)))
+
+    def error(self, outputs: tuple[Tensor, ...], times: int) -> float:
+        """In ulps, of what so many times the rows give."""
         call, (one, two) = self.call, self.truths
-        many = call.repeated(times)
-        if layout:
-            lies = [
-                isinstance(x, Tensor) and x.dim() > 1 and not is_statistic(call, k) for k, x in enumerate(call.args)
-            ]
-            many = many.with_args(tuple(layout(x) if so else x for so, x in zip(lies, many.args, strict=True)))
         worst = 0.0
-        for k, out in enumerate(many()):
+        for k, out in enumerate(outputs):
             expected = one[k]
             if k in call.row_outputs:
                 repeated = out.reshape(times, *expected.shape)
@@ -130,6 +150,9 @@ class _Few:
             elif expected.is_floating_point():
                 expected = expected + (times - 1) * (two[k] - expected)
             error = ulps(out, expected, dtype=call.args[0].dtype if k in call.coarse else None)
+            # Sums along a long row, or over many, round more, and may cancel.
+            along = max(self.n, 1 if k in call.row_outputs else times * FEW)
+            error /= max(1.0, math.sqrt(along / _SHORT))
             worst = error if not error <= worst else worst
         return worst
 
