@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,7 +21,7 @@ from torch import Tensor
 import fastops
 from fastops import _C, capability
 from fastops.cases import by_name
-from fastops.selftest import poison, target
+from fastops.selftest import poison, target, workers
 from fastops.selftest.__main__ import main
 from fastops.selftest.accuracy import ulps
 from fastops.selftest.checks import rounded_once
@@ -55,6 +58,7 @@ def test_every_level_by_default(capsys: pytest.CaptureFixture[str], monkeypatch:
         (["--isa", "avx1024"], "CPU ISA level must be one of"),
         (["--device", "tpu"], "device must be cpu, cuda, cuda:<index> or all, got 'tpu'"),
         (["--device", "cuda:99"], "device cuda:99: "),
+        (["--jobs", "0"], "--jobs must be 1 or more, got 0"),
     ],
 )
 def test_what_is_not_there(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,6 +94,50 @@ def test_files(tmp_path: Path) -> None:
     suite = ElementTree.parse(junit_file).getroot()
     assert int(suite.attrib["tests"]) == len(content["results"]) == len(suite)
     assert suite.attrib["failures"] == "0"
+
+
+def test_processes_find_what_one_finds(tmp_path: Path) -> None:
+    found = []
+    for jobs in ("1", "2"):
+        file = tmp_path / f"{jobs}.json"
+        assert main([*SHORT, "--dtype", "bf16", "--op", "square", "--jobs", jobs, "--json", str(file)]) == 0
+        found.append([(r["op"], r["path"], r["dtype"], r["check"]) for r in json.loads(file.read_text())["results"]])
+    assert found[0] == found[1]
+    assert {op for op, *_ in found[0]} == {"relu", "square"}
+
+
+class Deadly(NamedTuple):
+    """What a worker does not survive."""
+
+    path: target.Path
+
+    def target(self) -> target.Target:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+def test_a_fault_that_ends_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the failure of that operator, and the others are run."""
+    path = target.Path(torch.device("cpu"), "reference")
+    groups = [
+        (
+            by_name()[op],
+            path,
+            [target.Target(by_name()[op], dtype, path, True) for dtype in (torch.float32, torch.float64)],
+        )
+        for op in ("square", "relu")
+    ]
+    right = workers._task
+    is_deadly = (groups[0][2][0],)
+    monkeypatch.setattr(workers, "_task", lambda t: Deadly(path) if t in is_deadly else right(t))
+    results = {step.op: step.results for step in workers.shared_steps(groups, 2) if step.results}
+    dead, *alive = results["square"]
+    assert (dead.op, dead.dtype, dead.ok) == ("square", "f32", False)
+    assert "ended" in dead.detail
+    for r in (*alive, *results["relu"]):
+        assert r.ok, r
+    assert {r.dtype for r in alive} == {"f64"}
+    assert {r.dtype for r in results["relu"]} == {"f32", "f64"}
 
 
 BREAKS = {

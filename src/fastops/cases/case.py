@@ -91,7 +91,9 @@ class Bound:
     gradient: float
     kernel: float  # of a raw op by itself, in ulps of each result's own dtype
     far: float = 0.0  # likewise, where it is more: of every number, next to a derivative's zeros, and of long rows
-    far_on_cuda: float = 0.0  # and there: where a factor of the result is below the smallest normal number
+    # And there: where a factor of the result is below the smallest normal number, or the truth's functions have fewer
+    # digits than CUDA's.
+    far_on_cuda: float = 0.0
 
     def anywhere(self, device: torch.device) -> float:
         return max(self.kernel, self.far, self.far_on_cuda if device.type == "cuda" else 0.0)

@@ -170,7 +170,7 @@ def _mask(rows: Tensor, target: Tensor) -> None:
 
 
 def _sure(rows: Tensor, target: Tensor) -> None:
-    """All gradients are small, the target's what the others leave of 1: sums in float32 have room for half types' alone."""
+    """All gradients are small, the target's what the others leave of 1; float32 has digits for half types' alone."""
     rows.scatter_add_(-1, target.unsqueeze(-1), torch.full_like(rows[..., :1], 14.0 if rows.dtype in HALVES else 1.0))
 
 
