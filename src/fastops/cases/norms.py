@@ -108,11 +108,15 @@ class Norm:
         # aten's CUDA kernels take parameters of the input's dtype alone.
         return Sample(name, build, **({"unlike_torch_on_cuda": "f32" in affine} | flags))
 
-    def _far_first(self, make: Make) -> tuple[Any, ...]:
+    def _far_first(self, name: str, n: int, count: int) -> Sample:
         """Every third row begins with numbers far from the rest, which no mean of first elements is near."""
-        total = make(37, 4096)
-        total[::3, :32] += 1000
-        return *self._rows(total), (4096,), make(4096, scale=0.5, shift=1.0), *([make(4096)] if self.layer else [])
+
+        def build(make: Make) -> tuple[Any, ...]:
+            total = make(37, n)
+            total[::3, :count] += 1000
+            return *self._rows(total), (n,), make(n, scale=0.5, shift=1.0), *([make(n)] if self.layer else [])
+
+        return Sample(name, build, unlike_torch_on_cuda=self.layer)
 
     def _rows(self, total: Tensor, x: Layout | None = None, r: Layout | None = None) -> tuple[Tensor, ...]:
         """What is normalised, or the two tensors that it is the sum of."""
@@ -141,7 +145,8 @@ class Norm:
         yield sample("mean1000", (7,), (769,), scale=1e-2, shift=1000.0, unlike_torch_on_cuda=self.layer)
         yield sample("mean10000", (7,), (768,), shift=1e4, unlike_torch_on_cuda=self.layer)
         yield sample("mean200", (7,), (768,), shift=200.0, unlike_torch_on_cuda=self.layer)
-        yield Sample("far_first", self._far_first, unlike_torch_on_cuda=self.layer)
+        yield self._far_first("far_first", 4096, 32)
+        yield self._far_first("far_first_short", 1024, 64)
         yield sample("constant_rows", (7,), (257,), scale=0.0, shift=3.0)
         yield sample("tiny_spread", (7,), (257,), scale=1e-4)
         yield sample("values_near_6e4", (7,), (257,), scale=1e3, shift=6e4, unlike_torch_on_cuda=self.layer)

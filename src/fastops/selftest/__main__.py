@@ -100,6 +100,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Threads of OpenMP that wait awake take the cores from all else. It asks when torch is imported: by the processes.
+    # Threads of OpenMP that wait awake take the cores from all else. It asks for this where torch is imported, which
+    # the processes that share the work have yet to do.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(main())

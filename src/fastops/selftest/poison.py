@@ -114,7 +114,7 @@ def written_behind(call: Callable[[], Iterable[Tensor]]) -> bool:
         return False
     device = like[0].device
     room = sum(-(-out.nbytes // BLOCK) * BLOCK for out in like)
-    room += _MARGIN + 2 * max(-(-out.nbytes // len(out)) for out in like if out.dim())
+    room += _MARGIN + 2 * max((-(-out.nbytes // len(out)) for out in like if out.dim()), default=0)
     piece = torch.full((-(-room // BLOCK) * BLOCK // 8,), _WORD, dtype=torch.int64, device=device)
     ranges = [(piece.data_ptr(), piece.data_ptr() + piece.nbytes)]
     del piece
