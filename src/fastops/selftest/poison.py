@@ -74,7 +74,7 @@ def _recycled(call: Callable[[], list[Tensor]], like: list[Tensor], attempts: in
     raise NotPoisonedError("the allocator neither fills memory nor hands out freed memory again")
 
 
-def _used_up(like: list[Tensor], ranges: list[tuple[int, int]], attempts: int = 50) -> list[Tensor]:
+def _used_up(like: list[Tensor], ranges: list[tuple[int, int]], attempts: int = 2000) -> list[Tensor]:
     """What had to be allocated until tensors of these sizes would lie in the ranges."""
     kept = []
     for _ in range(attempts):

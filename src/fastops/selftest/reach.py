@@ -58,7 +58,7 @@ def rules(t: Target) -> Iterator[Outcome]:
                 except _DiffersError:
                     wrong[each.call.op] = f"{what}: a row differs from its repetition"
                     continue
-                if t.path.kind == "cuda" and (text := _on_a_gpu(many, outputs, 2 if t.quick else 10)):
+                if t.path.kind == "cuda" and (text := _on_a_gpu(many, outputs, 1 if t.quick else 3)):
                     wrong[each.call.op] = f"{what}: {text}"
                 if not error <= worst:
                     worst, worst_at = error, what
