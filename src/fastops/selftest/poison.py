@@ -16,6 +16,7 @@ from torch import Tensor
 
 BYTE = 0x7E  # a NaN in float16, about 1e38 in bfloat16 and float32, 1e301 in float64: no result of ours
 BLOCK = 512  # bytes that the caching allocator of GPUs rounds up to
+_MOST_KEPT = 1 << 28  # bytes
 _WORD = int.from_bytes([BYTE] * 8, "big")
 _M_PERTURB = -6  # of malloc.h
 
@@ -75,14 +76,17 @@ def _recycled(call: Callable[[], list[Tensor]], like: list[Tensor], attempts: in
 
 
 def _used_up(like: list[Tensor], ranges: list[tuple[int, int]], attempts: int = 2000) -> list[Tensor]:
-    """What had to be allocated until tensors of these sizes would lie in the ranges."""
-    kept = []
-    for _ in range(attempts):
+    """What had to be allocated, but for too much, until tensors of these sizes would lie in the ranges."""
+    kept: list[Tensor] = []
+    size = 0
+    while attempts and size < _MOST_KEPT:
         probes = [torch.empty_like(out) for out in like]
         outside = [probe for probe in probes if not _inside(probe, ranges)]
         if not outside:
             break
         kept += outside
+        size += sum(probe.nbytes for probe in outside)
+        attempts -= 1
     return kept
 
 
