@@ -12,7 +12,7 @@ from .. import capabilities
 from .._console import print_anything
 from . import report
 from .choices import add_arguments, chosen_cases, chosen_dtypes
-from .runner import LEFT_OUT, Result, Step, aten_targets, steps, targets
+from .runner import LEFT_OUT, Result, Step, aten_targets, run, steps, targets
 from .target import NotThereError, devices_of, paths_of, why_no_cuda
 from .workers import MOST, processes_for, shared_steps
 
@@ -59,7 +59,9 @@ def chosen_steps(options: argparse.Namespace) -> Iterator[Step]:
         paths = [path for device in devices for path in paths_of(device, options.isa, options.quick)]
         groups = list((aten_targets if options.aten else targets)(cases, paths, dtypes, options.quick))
         processes = processes_for(groups, options.jobs)
-        return steps(groups) if processes == 1 else shared_steps(groups, processes)
+        if processes > 1:
+            return shared_steps(groups, processes)
+        return steps(groups, (run(target) for _, _, group in groups for target in group))
     if options.aten or options.isa or options.jobs:
         raise NotThereError("--distributed must be without --aten, --isa and --jobs")
     from .distributed.run import planned, steps_of  # torch.distributed.tensor takes a second to import

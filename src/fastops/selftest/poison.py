@@ -62,7 +62,7 @@ def _by_recycling(call: Callable[[], Iterable[Tensor]], like: list[Tensor]) -> i
 def _recycled(call: Callable[[], list[Tensor]], like: list[Tensor], attempts: int = 5) -> list[Tensor]:
     """Outputs in prepared memory, on GPUs in whole blocks of it."""
     kept = []  # alive, so that another place's turn comes
-    words = [-(-out.nbytes // BLOCK) * BLOCK // 8 if out.is_cuda else -(-out.nbytes // 8) for out in like]
+    words = [_whole_blocks(out.nbytes) // 8 if out.is_cuda else -(-out.nbytes // 8) for out in like]
     for _ in range(attempts):
         pieces = [torch.full((count,), _WORD, dtype=torch.int64, device=like[0].device) for count in words * 4]
         ranges = _joined((piece.data_ptr(), piece.data_ptr() + piece.nbytes) for piece in pieces)
@@ -97,6 +97,10 @@ def _inside(out: Tensor, ranges: list[tuple[int, int]]) -> bool:
     return any(begin <= first and last <= end for begin, end in ranges)
 
 
+def _whole_blocks(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
 def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Those that touch are one: what was freed is handed out in other pieces."""
     found: list[tuple[int, int]] = []
@@ -117,9 +121,9 @@ def written_behind(call: Callable[[], Iterable[Tensor]]) -> bool:
     if not like:
         return False
     device = like[0].device
-    room = sum(-(-out.nbytes // BLOCK) * BLOCK for out in like)
+    room = sum(_whole_blocks(out.nbytes) for out in like)
     room += _MARGIN + 2 * max((-(-out.nbytes // len(out)) for out in like if out.dim()), default=0)
-    piece = torch.full((-(-room // BLOCK) * BLOCK // 8,), _WORD, dtype=torch.int64, device=device)
+    piece = torch.full((_whole_blocks(room) // 8,), _WORD, dtype=torch.int64, device=device)
     ranges = [(piece.data_ptr(), piece.data_ptr() + piece.nbytes)]
     del piece
     kept = _used_up(like, ranges)

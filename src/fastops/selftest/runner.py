@@ -144,10 +144,11 @@ def aten_targets(
             yield found, path, [Target(found, d, path, quick, aten=True) for d in dtypes if d in found.dtypes]
 
 
-def steps(chosen: Iterable[Group]) -> Iterator[Step]:
-    for case, path, group in chosen:
-        found: list[Result] = []
+def steps(groups: Iterable[Group], found: Iterator[Iterable[Result]]) -> Iterator[Step]:
+    """``found``: the results of each target, in the groups' order, asked for one after the other."""
+    for case, path, group in groups:
+        results: list[Result] = []
         for target in group:
             yield Step(case.name, str(path), name_of(target.dtype))
-            found.extend(run(target))
-        yield Step(case.name, str(path), results=found)
+            results += next(found)
+        yield Step(case.name, str(path), results=results)

@@ -14,7 +14,7 @@ import torch
 
 from ..cases import by_name
 from .aten_checks import PREFIX, aten_case
-from .runner import Group, Result, Step, failure_of, name_of, run
+from .runner import Group, Result, Step, failure_of, run, steps
 from .target import Path, Target
 
 MOST = 4
@@ -49,7 +49,7 @@ def processes_for(groups: Sequence[Group], wanted: int | None) -> int:
 
 
 def shared_steps(groups: Sequence[Group], processes: int) -> Iterator[Step]:
-    """As :func:`fastops.selftest.runner.steps`, in the same order."""
+    """:func:`fastops.selftest.runner.steps`, of so many processes."""
     # A process that has used CUDA or OpenMP cannot be forked.
     context = multiprocessing.get_context("spawn")
     idle: queue.SimpleQueue[ProcessPoolExecutor] = queue.SimpleQueue()
@@ -68,13 +68,7 @@ def shared_steps(groups: Sequence[Group], processes: int) -> Iterator[Step]:
             idle.put(process)
 
     with ThreadPoolExecutor(processes) as threads:
-        found = threads.map(work, [target for _, _, group in groups for target in group])
-        for case, path, group in groups:
-            results: list[Result] = []
-            for target in group:
-                yield Step(case.name, str(path), name_of(target.dtype))
-                results += next(found)
-            yield Step(case.name, str(path), results=results)
+        yield from steps(groups, threads.map(work, (target for _, _, group in groups for target in group)))
     for _ in range(processes):
         idle.get().shutdown()
 
