@@ -27,7 +27,7 @@ REACHED = "rules reached"  # its outcome's detail: how many of how many
 FEW = 4  # rows that differ
 _SHORT = 512
 _FEW_NUMBERS, _MANY, _LARGE = 1 << 12, 1 << 20, 1 << 22
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -73,7 +73,7 @@ def _bands(t: Target) -> dict[Band, list[Problem]]:
     On the CPU what is large is of two dtypes at the best level, of one at others: all are of one source.
     """
     on_cpu = t.path.kind == "cpu"
-    found = bands_of(t.case.name, _NAMES[t.dtype], None if on_cpu else card_here()[1])
+    found = bands_of(t.case.name, NAMES[t.dtype], None if on_cpu else card_here()[1])
     if t.quick or (on_cpu and t.dtype not in (torch.bfloat16, *(torch.float32,) * t.path.best)):
         most = _LARGE if on_cpu else LARGE // t.dtype.itemsize
         found = {band: [p for p in problems if p.rows * p.n <= most] for band, problems in found.items()}

@@ -32,6 +32,7 @@ from .guarded import begun, guarded
 from .numbers import CHECKS as NUMBERS
 from .promises import OF_DTYPES, PROMISE_CHECKS
 from .reach import CHECKS as REACH
+from .reach import NAMES
 from .target import Path, Target
 
 
@@ -78,7 +79,7 @@ LEFT_OUT = "lower CPU levels, large inputs, tracing, and most checks of float16 
 
 
 def name_of(dtype: torch.dtype) -> str:
-    return {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}[dtype]
+    return NAMES[dtype]
 
 
 def failure_of(target: Target, check: str, why: str) -> Result:
