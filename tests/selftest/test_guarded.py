@@ -18,6 +18,7 @@ from fastops.selftest.checks import Outcome
 from fastops.selftest.target import Path, Target
 
 CPU = Path(torch.device("cpu"), "cpu", "base")
+GPU = Path(torch.device("cuda", 0), "cuda")
 
 # By operator and dtype; the output is relu's, whose memory our library allocates.
 FAULTS = {
@@ -28,9 +29,21 @@ FAULTS = {
     ("sigmoid", "float32"): ("write(out, out.numel())", "0 bytes behind allocation of [2, 1]"),
     ("sigmoid", "bfloat16"): ("write(out, -2)", "4 bytes before allocation of [5, 1]"),
     ("sigmoid", "float16"): ("x.data_ptr() % 4096 or out.zero_()", "other bits"),
-    ("sigmoid", "float64"): ("relu(longer(x))", "0 bytes behind input"),
+    ("sigmoid", "float64"): ("relu(beside(x, 0, x.numel() + 1))", "0 bytes behind input"),
 }
-STAND_INS = f"""
+ILLEGAL = "an illegal memory access was encountered: the process ended with 1"
+# Whole vectors, which a kernel of ours reads and writes.
+FAULTS_ON_A_GPU = {
+    ("square", "float32"): ("0", ""),
+    ("square", "bfloat16"): ("relu(beside(x, 0, x.numel() + 8))", ILLEGAL),
+    ("square", "float16"): ("relu(beside(x, -8, 8))", ILLEGAL),
+    ("sigmoid", "float32"): ("beside(out, out.numel(), 8).zero_()", ILLEGAL),
+    ("sigmoid", "bfloat16"): ("x.data_ptr() % 512 or out.zero_()", "other bits"),
+}
+
+
+def stand_ins(key: str, faults: dict[tuple[str, str], tuple[str, str]]) -> str:
+    return f"""
 import ctypes, torch, fastops
 from fastops.selftest import pages
 relu = torch.ops.fastops.relu
@@ -38,9 +51,12 @@ def read(x, k):
     ctypes.string_at(x.data_ptr() + k * x.element_size(), 1)
 def write(x, k):
     ctypes.memset(x.data_ptr() + k * x.element_size(), 0, 1)
-def longer(x):
-    size = x.nbytes + x.element_size()
-    return torch.frombuffer((ctypes.c_char * size).from_address(x.data_ptr()), dtype=x.dtype)
+def beside(x, first, count):
+    place, size = x.data_ptr() + first * x.element_size(), count * x.element_size()
+    if x.is_cpu:
+        return torch.frombuffer((ctypes.c_char * size).from_address(place), dtype=x.dtype)
+    there = torch._C._construct_storage_from_data_pointer(place, x.device, size)
+    return torch.empty(0, dtype=x.dtype, device=x.device).set_(there)
 def stand_in(op, x):
     if op == "relu_mask":
         x.numel() or ctypes.memset(0, 0, 1)
@@ -49,10 +65,10 @@ def stand_in(op, x):
     out.copy_(x * x)
     if x.numel():
         {{
-            {", ".join(f'("{op}", torch.{dtype}): lambda: {code}' for (op, dtype), (code, _) in FAULTS.items())}
+            {", ".join(f'("{op}", torch.{dtype}): lambda: {code}' for (op, dtype), (code, _) in faults.items())}
         }}[op, x.dtype]()
     return out
-library = torch.library.Library("fastops", "IMPL", "CPU")
+library = torch.library.Library("fastops", "IMPL", "{key}")
 for op in ("square", "sigmoid", "relu_mask"):
     library.impl(op, lambda x, op=op: stand_in(op, x), allow_override=True)
 pages.main()
@@ -63,16 +79,16 @@ pages.main()
 def child() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(guarded, "_child", functools.cache(guarded._Child))
-        patch.setattr(guarded, "COMMAND", (sys.executable, "-W", "ignore", "-c", STAND_INS))
+        patch.setattr(guarded, "COMMAND", (sys.executable, "-W", "ignore", "-c", stand_ins("CPU", FAULTS)))
         yield
-        guarded._child().end()
+        guarded._child(CPU.device).end()
 
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="pages are guarded on Linux alone")
 
 
-def found(op: str, dtype: torch.dtype = torch.float32) -> Outcome:
-    target = Target(by_name()[op], dtype, CPU, quick=False)
+def found(op: str, dtype: torch.dtype = torch.float32, path: Path = CPU) -> Outcome:
+    target = Target(by_name()[op], dtype, path, quick=False)
     assert not list(guarded.begun(target))
     (outcome,) = guarded.guarded(target)
     return outcome
@@ -96,15 +112,27 @@ def test_null_pointer(child: None) -> None:
     assert found("square").ok
 
 
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_CUDA)])
+def test_outside_by_pages_on_a_gpu(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarded, "_child", functools.cache(guarded._Child))
+    code = stand_ins("CUDA", FAULTS_ON_A_GPU)
+    monkeypatch.setattr(guarded, "COMMAND", (sys.executable, "-W", "ignore", "-c", code))
+    for (op, dtype), (_, expected) in FAULTS_ON_A_GPU.items():
+        outcome = found(op, getattr(torch, dtype), GPU)
+        assert outcome.ok == (not expected), outcome.detail
+        assert expected in outcome.detail
+    guarded._child(GPU.device).end()
+
+
 @linux
 def test_no_such_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "from fastops.selftest import pages; pages.SHIM = 'strlen'; pages.main()"
+    code = "from fastops.selftest import page_memory, pages; page_memory.SHIM = 'strlen'; pages.main()"
     monkeypatch.setattr(guarded, "_child", functools.cache(guarded._Child))
     monkeypatch.setattr(guarded, "COMMAND", (sys.executable, "-c", code))
     outcome = found("square")
     assert outcome.ok
     assert outcome.detail == "not checked: strlen cannot be replaced"
-    guarded._child().end()
+    guarded._child(CPU.device).end()
 
 
 @linux

@@ -65,9 +65,9 @@ FAULTS = (
         4,
         LAYER_NORMS,
         "cpp/kernels/norm_backward.cpp",
-        "The incoming gradient times the weight is fused into the sum and rounded elsewhere: rows of one are not 0.",
-        "const U g = product(load(grad + i, part), load_as<T>(w + i, part));",
-        "const U g = load(grad + i, part) * load_as<T>(w + i, part);",
+        "The gradient times the weight is rounded in its mean and not where that is taken off: rows of one are not 0.",
+        "U v = product(g[k], weights[k]);",
+        "U v = g[k] * weights[k];",
     ),
     Fault(
         "cpu-norm-gradient-tail-of-columns",

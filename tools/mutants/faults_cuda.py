@@ -132,13 +132,13 @@ FAULTS = _on_cuda(
             "grad[k] = device::product<A>(grad[k], w[k]);",
         ),
         Fault(
-            "cuda-norm-infinite-last-weight",
-            2,
+            "cuda-norm-weights-behind-the-last",
+            3,
             NORMS,
             "cuda/norm.cuh",
-            "A last weight that is infinite makes NaN of gradients behind the row's end, and so of the whole row.",
-            "if (number >= count) v = {};",
-            "",
+            "Where a lane has no vector of a row, the weights behind the last one are read.",
+            "vector<W>(begin + min(number, count - 1));",
+            "vector<W>(begin + number);",
         ),
         Fault(
             "cuda-columns-no-wait",
@@ -292,10 +292,9 @@ FAULTS = _on_cuda(
             3,
             ("linear",),
             "cuda/linear.cu",
-            "Where rows are no whole vectors, the last one is read behind the tensor's end.",
-            "  if (left >= V)\n    device::load<true, V>(input, V, u);\n"
-            "  else\n    device::load<false, V>(input, left, u);",
-            "  device::load<true, V>(input, V, u);",
+            "Where rows are no whole vectors, the last one is written whole, behind the tensor's end.",
+            "    device::store<false, V>(output, left, u);",
+            "    device::store<true, V>(output, V, u);",
         ),
         Fault(
             "cuda-lltm-bias-sums-without-barrier",

@@ -11,19 +11,23 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import torch
+
 from .checks import NOT_CHECKED, Outcome
-from .margins import CHECK
+from .pages import PLACE
 from .target import Target
+
+CHECK = "guard pages"
 
 COMMAND = (sys.executable, "-m", "fastops.selftest.pages")
 SILENCE = 120  # seconds for an op in one dtype
 
 
 class _Child:
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._place = os.memfd_create("place")
         self._process = subprocess.Popen(
-            [*COMMAND, str(self._place)],
+            [*COMMAND, str(self._place), str(device)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -48,7 +52,7 @@ class _Child:
 
     def epitaph(self) -> str:
         code = self._process.wait()
-        place = os.pread(self._place, 200, 0).decode().strip() or "its start"
+        place = os.pread(self._place, PLACE, 0).decode().strip() or "its start"
         return f"{place}: the process ended with {signal.Signals(-code).name if code < 0 else code}"
 
     def end(self) -> None:
@@ -61,7 +65,7 @@ _child = functools.cache(_Child)
 
 def begun(t: Target) -> Iterator[Outcome]:
     if sys.platform == "linux":
-        _child().ask(t, [])
+        _child(t.path.device).ask(t, [])
     return iter(())
 
 
@@ -69,12 +73,12 @@ def guarded(t: Target) -> Iterator[Outcome]:
     """What :func:`begun` asked for."""
     died: list[str] = []
     found: list[str] | str | None = "pages are guarded on Linux alone"
-    while sys.platform == "linux" and (found := _child().answer()) is None:
-        died.append(_child().epitaph())
+    while sys.platform == "linux" and (found := _child(t.path.device).answer()) is None:
+        died.append(_child(t.path.device).epitaph())
         _child.cache_clear()
         if died[-1:] == died[-2:-1] or died[-1].startswith("its start"):
             break
-        _child().ask(t, [text.partition(",")[0] for text in died])
+        _child(t.path.device).ask(t, [text.partition(",")[0] for text in died])
     if isinstance(found, str):
         yield Outcome(CHECK, True, detail=f"{NOT_CHECKED} {found}")
     else:

@@ -68,7 +68,9 @@ def checks_for(target: Target) -> tuple[Check, ...]:
     if path.kind == "reference":
         return REFERENCE_CHECKS
     checks = KERNEL_CHECKS + NUMBERS + REACH + (PROMISE_CHECKS if path.best else ())
-    checks = FIRST + checks + CUDA_CHECKS if path.kind == "cuda" else (begun, *checks, guarded)
+    if path.kind == "cuda":
+        checks = checks + CUDA_CHECKS
+    checks = (*(FIRST if path.kind == "cuda" else ()), begun, *checks, guarded)
     return checks if target.main else tuple(check for check in checks if check in IN_EVERY_DTYPE)
 
 
