@@ -181,7 +181,7 @@ def test_outside_by_margins(
     def raw(make: Make, rows: int, n: int) -> list[RawCall]:
         return [StandIn("square", (make(rows, n, dtype=dtype, scale=100.0),))]
 
-    monkeypatch.setattr(margins, "written_behind", lambda call: False)
+    monkeypatch.setattr(margins, "written_behind", lambda *_: False)
     case = replace(by_name()["square"], raw=raw)
     (outcome,) = margins.margins(Target(case, torch.float32, Path(device, device.type), quick=True))
     assert outcome.ok == (not expected)
@@ -200,15 +200,18 @@ def test_behind_outputs_on_a_gpu(far: int, device: str) -> None:
         torch.empty(0, dtype=torch.uint8, device=device).set_(place).copy_(zero)
         return (out,)
 
-    assert poison.written_behind(call)
-    assert not poison.written_behind(lambda: (torch.ops.fastops.square(x),))
-    assert not poison.written_behind(lambda: (torch.zeros(9000, device=device)[:9].clone(),))  # which is freed
+    def written_behind(call: Callable[[], tuple[Tensor, ...]]) -> bool:
+        return poison.written_behind(call, call())
+
+    assert written_behind(call)
+    assert not written_behind(lambda: (torch.ops.fastops.square(x),))
+    assert not written_behind(lambda: (torch.zeros(9000, device=device)[:9].clone(),))  # which is freed
 
 
 @pytest.mark.parametrize("name", ["rope", "cross_entropy", "relu"])
 def test_the_ops_stay_inside(name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     if device.type == "cpu":
-        monkeypatch.setattr(margins, "written_behind", lambda call: False)
+        monkeypatch.setattr(margins, "written_behind", lambda *_: False)
     (outcome,) = margins.margins(Target(by_name()[name], torch.float16, Path(device, device.type), quick=True))
     assert outcome.ok, outcome.detail
     assert not outcome.detail

@@ -191,12 +191,13 @@ def _untold() -> Iterator[tuple[Band, Problem]]:
 # The fewest numbers first.
 _ON_CPU = sorted(
     itertools.product(
-        (1, 3, 37, 64, 140, 1100, 2100, 4200, 33000), (7, 67, 1024, 2051, 4096, 4099, 8195, 16400, 33000, 44003)
+        (1, 3, 37, 64, 140, 1100, 2100, 4200, 33000), (7, 67, 1024, 2051, 4096, 4099, 8195, 8196, 16400, 33000, 44003)
     ),
     key=math.prod,
 )
 _MOST = 1 << 25  # numbers
 _STREAMED = 1 << 26  # bytes that go past the caches
+STREAMED = "cpu, past the caches"
 
 
 def _on_cpu(dtype: str) -> dict[Band, list[Problem]]:
@@ -206,7 +207,7 @@ def _on_cpu(dtype: str) -> dict[Band, list[Problem]]:
         if rows * n > 1.1 * _MOST:
             break
         found = _C.plan_cpu(dtype, rows, n, torch.get_num_threads())
-        band = (
+        shared = (
             "cpu",
             found["segments"] > 1,
             found["shares segments"],
@@ -215,8 +216,11 @@ def _on_cpu(dtype: str) -> dict[Band, list[Problem]]:
             min(found["chunks"], 2),
             found["chunks share segments"],
             found["rows a task"] > 1,
-            # Beyond the plan's own word: of much memory, whether rows are whole lines, and whole words.
-            *((n * _SIZES[dtype] % unit == 0 for unit in (64, 8)) if rows * n * _SIZES[dtype] >= _STREAMED else ()),
         )
-        bands.setdefault(band, [Problem(backward, None, rows, n) for backward in (False, True)])
+        of_both: list[Band] = [shared]
+        if rows * n * _SIZES[dtype] >= _STREAMED:  # whether rows are whole lines, and whole words
+            of_both.append((STREAMED, *(n * _SIZES[dtype] % unit == 0 for unit in (64, 8))))
+        if any(band not in bands for band in of_both):
+            problems = [Problem(backward, None, rows, n) for backward in (False, True)]
+            bands |= {band: problems for band in of_both if band not in bands}
     return bands

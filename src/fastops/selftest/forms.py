@@ -86,6 +86,15 @@ def few(t: Target) -> Iterator[Form]:
     yield from islice(found, 1 if t.quick else None)
 
 
+def mixed(t: Target) -> Iterator[Form]:
+    """Beside a half type the first sample with float32 among what learns, if there is one."""
+    samples = (sample for sample in t.case.samples if t.dtype in HALVES and not sample.large)
+    for found in of_samples(t, samples):
+        if len({found.args[k].dtype for k in found.learnable}) > 1:
+            yield found
+            return
+
+
 def subsets(items: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     return chain.from_iterable(combinations(items, n) for n in range(len(items) + 1))
 

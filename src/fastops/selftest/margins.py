@@ -82,7 +82,7 @@ def margins(t: Target) -> Iterator[Outcome]:
             elif call.row_outputs and not all(map(same_bits, found, expected)):
                 wrong[call.op] = f"{text}: other bits between margins"
         try:
-            if expected and not reason and written_behind(call):
+            if expected and not reason and written_behind(call, expected):
                 wrong[call.op] = f"{text}: writes behind an output"
         except NotPoisonedError as error:
             reason = f"{NOT_CHECKED} {error}"

@@ -112,12 +112,12 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def written_behind(call: Callable[[], Iterable[Tensor]]) -> bool:
+def written_behind(call: Callable[[], Iterable[Tensor]], like: Iterable[Tensor]) -> bool:
     """Whether memory behind an output is written, on a GPU, of a call that allocates nothing else.
 
-    What else it allocates may lie there, and be written and freed.
+    What else it allocates may lie there, and be written and freed. ``like``: other outputs of the call.
     """
-    like = [out for out in call() if out.numel()]
+    like = [out for out in like if out.numel()]
     if not like:
         return False
     device = like[0].device
@@ -143,7 +143,7 @@ _MARGIN = 1 << 14
 
 
 def _allocations(device: torch.device) -> int:
-    count: int = torch.cuda.memory_stats(device)["allocation.all.allocated"]
+    count: int = torch.cuda.memory_stats_as_nested_dict(device)["allocation"]["all"]["allocated"]
     return count
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from . import gradients, transforms
 from .accuracy import evaluate, incoming_gradients, is_learnable
 from .checks import Check, Outcome, same_bits
-from .forms import Worst, few, of_calls, result_dtype
+from .forms import Worst, few, mixed, of_calls, result_dtype
 from .target import Target
 
 LOW = (torch.bfloat16, torch.float16)
@@ -52,7 +53,7 @@ def autocast(t: Target) -> Iterator[Outcome]:
 def no_numbers(t: Target) -> Iterator[Outcome]:
     """NaN and infinity where the formula has them, and what does not depend on them keeps its bits."""
     worst = Worst(t, "NaN and infinity")
-    for form in few(t):
+    for form in chain(few(t), mixed(t)):
         clean = evaluate(form.ours, form.args)
         grads = incoming_gradients(clean.outputs)
         truth = form.truth(grads)

@@ -18,7 +18,7 @@ from .._plan import DTYPES, card_here
 from ..cases import Layout, RawCall
 from ..cases.inputs import HALVES
 from .accuracy import ulps, wide_copies
-from .bands import LARGE, Band, Problem, bands_of
+from .bands import LARGE, STREAMED, Band, Problem, bands_of
 from .checks import Check, Outcome, is_statistic, same_bits
 from .poison import NotPoisonedError, written_behind
 from .target import Target
@@ -36,19 +36,19 @@ def rules(t: Target) -> Iterator[Outcome]:
     bands = _bands(t)
     if not bands:
         return
-    by_size: dict[tuple[int, int], list[tuple[Band, Problem]]] = {}
+    by_size: dict[tuple[int, int], dict[Problem, list[Band]]] = {}
     for band, problems in bands.items():
         for problem in problems:
-            by_size.setdefault((min(FEW, problem.rows), problem.n), []).append((band, problem))
+            by_size.setdefault((min(FEW, problem.rows), problem.n), {}).setdefault(problem, []).append(band)
     limit = t.case.bounds[t.dtype].anywhere(t.path.device)
     wrong: dict[str, str] = {}
     reached: set[Band] = set()
     worst, worst_at = 0.0, ""
     for size, those in by_size.items():
         few = [_Few(call, size[1]) for call in t.case.raw(t.make(), *size) if call.args_of is None]
-        for band, problem in those:
+        for problem, its_bands in those.items():
             for each in _chosen(few, t, problem):
-                reached.add(band)
+                reached.update(its_bands)
                 what = f"{each.call.op}, {problem.rows} rows of {problem.n}"
                 times = math.ceil(problem.rows / size[0])
                 many = each.many(times, problem.layout)
@@ -74,6 +74,8 @@ def _bands(t: Target) -> dict[Band, list[Problem]]:
     """
     on_cpu = t.path.kind == "cpu"
     found = bands_of(t.case.name, NAMES[t.dtype], None if on_cpu else card_here()[1])
+    if not t.path.best:
+        found = {band: problems for band, problems in found.items() if band[0] != STREAMED}
     if t.quick or (on_cpu and t.dtype not in (torch.bfloat16, *(torch.float32,) * t.path.best)):
         most = _LARGE if on_cpu else LARGE // t.dtype.itemsize
         found = {band: [p for p in problems if p.rows * p.n <= most] for band, problems in found.items()}
@@ -104,7 +106,7 @@ def _on_a_gpu(call: RawCall, outputs: tuple[Tensor, ...], times: int) -> str:
     if not all(all(map(same_bits, call(), outputs)) for _ in range(times)):
         return "other bits from run to run"
     with contextlib.suppress(NotPoisonedError):
-        if written_behind(call):
+        if written_behind(call, outputs):
             return "writes behind an output"
     return ""
 
