@@ -8,15 +8,16 @@ again; that it did is proved by the outputs' addresses.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 BYTE = 0x7E  # a NaN in float16, about 1e38 in bfloat16 and float32, 1e301 in float64: no result of ours
 BLOCK = 512  # bytes that the caching allocator of GPUs rounds up to
-_MOST_KEPT = 1 << 28  # bytes
+_SMALL = 1 << 20  # bytes up to which it has memory apart
 _WORD = int.from_bytes([BYTE] * 8, "big")
 _M_PERTURB = -6  # of malloc.h
 
@@ -56,38 +57,50 @@ def _by_c_library(call: Callable[[], Iterable[Tensor]], like: list[Tensor], roun
 
 
 def _by_recycling(call: Callable[[], Iterable[Tensor]], like: list[Tensor]) -> int:
-    return sum(map(_untouched, _recycled(lambda: _non_empty(call()), like)))
+    on_a_gpu = like and like[0].is_cuda
+    found = _in_a_pool(call, like) if on_a_gpu else _in_freed_memory(call, like)
+    if found is None:
+        raise NotPoisonedError("the allocator neither fills memory nor hands out freed memory again")
+    return found
 
 
-def _recycled(call: Callable[[], list[Tensor]], like: list[Tensor], attempts: int = 5) -> list[Tensor]:
-    """Outputs in prepared memory, on GPUs in whole blocks of it."""
-    kept = []  # alive, so that another place's turn comes
-    words = [_whole_blocks(out.nbytes) // 8 if out.is_cuda else -(-out.nbytes // 8) for out in like]
+def _in_a_pool(call: Callable[[], Iterable[Tensor]], like: list[Tensor]) -> int | None:
+    with _pool(like[0].device):
+        ranges = _prepared(like)
+        return _untouched_inside(_non_empty(call()), ranges)
+
+
+def _in_freed_memory(call: Callable[[], Iterable[Tensor]], like: list[Tensor], attempts: int = 5) -> int | None:
+    kept: list[Tensor] = []  # alive, so that another place's turn comes
     for _ in range(attempts):
-        pieces = [torch.full((count,), _WORD, dtype=torch.int64, device=like[0].device) for count in words * 4]
-        ranges = _joined((piece.data_ptr(), piece.data_ptr() + piece.nbytes) for piece in pieces)
+        pieces = [torch.full((-(-out.nbytes // 8),), _WORD, dtype=torch.int64) for out in like * 4]
+        ranges = _ranges(pieces)
         del pieces
-        kept += _used_up(like, ranges)
-        outputs = call()
-        if all(_inside(out, ranges) for out in outputs):
-            return outputs
-        kept += outputs
-    raise NotPoisonedError("the allocator neither fills memory nor hands out freed memory again")
+        kept += (outputs := _non_empty(call()))
+        if (found := _untouched_inside(outputs, ranges)) is not None:
+            return found
+    return None
 
 
-def _used_up(like: list[Tensor], ranges: list[tuple[int, int]], attempts: int = 2000) -> list[Tensor]:
-    """What had to be allocated, but for too much, until tensors of these sizes would lie in the ranges."""
-    kept: list[Tensor] = []
-    size = 0
-    while attempts and size < _MOST_KEPT:
-        probes = [torch.empty_like(out) for out in like]
-        outside = [probe for probe in probes if not _inside(probe, ranges)]
-        if not outside:
-            break
-        kept += outside
-        size += sum(probe.nbytes for probe in outside)
-        attempts -= 1
-    return kept
+def _untouched_inside(outputs: list[Tensor], ranges: list[tuple[int, int]]) -> int | None:
+    return sum(map(_untouched, outputs)) if all(_inside(out, ranges) for out in outputs) else None
+
+
+@contextlib.contextmanager
+def _pool(device: torch.device) -> Iterator[None]:
+    """What is allocated meanwhile, and must not outlive it, has memory of a GPU of which nothing else is free."""
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool, device):
+        yield
+
+
+def _prepared(like: list[Tensor], behind: int = 0) -> list[tuple[int, int]]:
+    """Addresses of free memory of a pool, full of the byte: for tensors of these sizes, and so many bytes behind."""
+    sizes = [_whole_blocks(out.nbytes) for out in like]
+    small, large = (sum(size for size in sizes if (size <= _SMALL) == so) for so in (True, False))
+    rooms = [_SMALL] * (2 * -(-small // _SMALL))  # what is small lies in pieces of twice that
+    rooms += [_whole_blocks(large + behind)] if large else []
+    return _ranges(torch.full((room // 8,), _WORD, dtype=torch.int64, device=like[0].device) for room in rooms)
 
 
 def _inside(out: Tensor, ranges: list[tuple[int, int]]) -> bool:
@@ -101,10 +114,11 @@ def _whole_blocks(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those that touch are one: what was freed is handed out in other pieces."""
+def _ranges(pieces: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Their addresses. Those that touch are one: what was freed is handed out in other pieces."""
     found: list[tuple[int, int]] = []
-    for begin, end in sorted(ranges):
+    alive = list(pieces)  # or one would lie where the one before it did
+    for begin, end in sorted((piece.data_ptr(), piece.data_ptr() + piece.nbytes) for piece in alive):
         if found and found[-1][1] == begin:
             found[-1] = found[-1][0], end
         else:
@@ -121,22 +135,25 @@ def written_behind(call: Callable[[], Iterable[Tensor]], like: Iterable[Tensor])
     if not like:
         return False
     device = like[0].device
-    room = sum(_whole_blocks(out.nbytes) for out in like)
-    room += _MARGIN + 2 * max((-(-out.nbytes // len(out)) for out in like if out.dim()), default=0)
-    piece = torch.full((_whole_blocks(room) // 8,), _WORD, dtype=torch.int64, device=device)
-    ranges = [(piece.data_ptr(), piece.data_ptr() + piece.nbytes)]
-    del piece
-    kept = _used_up(like, ranges)
-    before = _allocations(device)
-    outputs = [out for out in call() if out.numel()]
-    if _allocations(device) - before > len(outputs):
-        return False
-    del kept
-    if not all(_inside(out, ranges) for out in outputs):
+    behind = _MARGIN + 2 * max((-(-out.nbytes // len(out)) for out in like if out.dim()), default=0)
+    with _pool(device):
+        ranges = _prepared(like, behind)
+        before = _allocations(device)
+        outputs = [out for out in call() if out.numel()]
+        alone = _allocations(device) - before <= len(outputs)
+        inside = all(_inside(out, ranges) for out in outputs)
+        found = alone and inside and any(map(_is_written, *_behind(outputs, ranges)))
+        del outputs
+    if alone and not inside:
         raise NotPoisonedError("the allocator does not hand out freed memory again")
-    spans = sorted((out.data_ptr(), out.data_ptr() + out.nbytes) for out in outputs)
-    nexts = [first for first, _ in spans[1:]] + [ranges[0][1]]
-    return any(_is_written(last, first, device) for (_, last), first in zip(spans, nexts, strict=True))
+    return found
+
+
+def _behind(outputs: list[Tensor], ranges: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Where what is behind each output begins and ends."""
+    begins = [out.data_ptr() + out.nbytes for out in outputs]
+    bounds = sorted([out.data_ptr() for out in outputs] + [end for _, end in ranges])
+    return begins, [next(bound for bound in bounds if bound >= begin) for begin in begins]
 
 
 _MARGIN = 1 << 14
@@ -147,10 +164,10 @@ def _allocations(device: torch.device) -> int:
     return count
 
 
-def _is_written(begin: int, end: int, device: torch.device) -> bool:
+def _is_written(begin: int, end: int) -> bool:
     """Read without an allocation there, which would be written."""
-    size = min(end - begin, _MARGIN)
-    storage = torch._C._construct_storage_from_data_pointer(begin, device, size)
+    device = torch.device("cuda", torch.cuda.current_device())
+    storage = torch._C._construct_storage_from_data_pointer(begin, device, min(end - begin, _MARGIN))
     return bool((torch.empty(0, dtype=torch.uint8, device=device).set_(storage).cpu() != BYTE).any())
 
 
