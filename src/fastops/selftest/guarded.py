@@ -38,7 +38,7 @@ class _Child:
     def ask(self, t: Target, without: list[str]) -> None:
         os.ftruncate(self._place, 0)
         assert self._process.stdin
-        request = (t.case.name, str(t.dtype).removeprefix("torch."), t.path.isa, t.quick, without)
+        request = (t.case.name, str(t.dtype).removeprefix("torch."), t.path.kind, t.path.isa, t.quick, without)
         print(json.dumps(request), file=self._process.stdin, flush=True)
 
     def answer(self) -> list[str] | str | None:

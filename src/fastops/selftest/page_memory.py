@@ -19,7 +19,7 @@ from .checks import argument_name
 from .margins import results, span, with_tensors
 from .poison import BYTE
 
-MOST = 32  # tensors of a call
+ROOM, MOST = 1 << 21, 32  # bytes of a tensor, and tensors of a call
 SHIM = "aoti_torch_empty_strided"  # torch's C function by which every op of ours allocates
 _ALLOCATE = CFUNCTYPE(c_int, c_int64, POINTER(c_int64), POINTER(c_int64), c_int, c_int, c_int, c_void_p)
 _WRAP = CFUNCTYPE(c_int, c_void_p, c_int64, POINTER(c_int64), POINTER(c_int64), c_int64, *[c_int] * 3, c_void_p)
@@ -35,7 +35,10 @@ def _protect(begin: int, size: int, access: int) -> None:
 
 
 class Pages(ABC):
-    """For one call at a time: a guard, then ``MOST`` times room for a tensor and the next guard."""
+    """For one call at a time: a guard, then ``MOST`` times room for a tensor and the next guard.
+
+    What has no room lies in ordinary memory.
+    """
 
     def __init__(self, device: torch.device, room: int, guard: int, begin: int) -> None:
         self.faults: list[str] = []
@@ -82,15 +85,16 @@ class Pages(ABC):
 
     def _allocate(self, dims: int, sizes: Any, strides: Any, dtype: int, kind: int, index: int, result: int) -> int:
         size = self._size(dtype) * (1 + sum((sizes[k] - 1) * strides[k] for k in range(dims)))
-        if not self._allocates or 0 in sizes[:dims]:
+        if not self._allocates or 0 in sizes[:dims] or not self._has_room(size):
             return int(self._torchs(dims, sizes, strides, dtype, kind, index, result))
         place = self._place(size, f"allocation of {sizes[:dims]}")
         self._fill(place, size)
         return int(self._wrap(place, dims, sizes, strides, 0, dtype, kind, index, result))
 
+    def _has_room(self, size: int) -> bool:
+        return size <= self._room and len(self._names) < MOST
+
     def _place(self, size: int, name: str) -> int:
-        if size > self._room or len(self._names) == MOST:
-            raise ValueError(f"no room for {name}")
         begin = self._begin + len(self._names) * (self._room + self._guard) + self._guard
         self._names.append(name)
         return begin + self._room - size if self._at_end else begin
@@ -98,6 +102,8 @@ class Pages(ABC):
     def _put(self, x: Tensor, name: str) -> Tensor:
         """A copy with the same strides."""
         size = span(x)
+        if not self._has_room(size):
+            return x
         return self._tensor(self._place(size, name), size, x.dtype).as_strided(x.shape, x.stride()).copy_(x)
 
     def run(self, call: RawCall, tensors: dict[int, Tensor], at_end: bool) -> tuple[Tensor, ...]:
@@ -120,7 +126,7 @@ class HostPages(Pages):
     """Pages without access (``mprotect``). An access is noted, and then let happen."""
 
     def __init__(self, device: torch.device) -> None:
-        room, guard = 1 << 21, 1 << 16
+        room, guard = ROOM, 1 << 16
         self._map = mmap.mmap(-1, MOST * (room + guard) + guard)
         self._handler = CFUNCTYPE(None, c_int, c_void_p, c_void_p)(self._caught)
         action = (c_int64 * 19)(_address(self._handler), *[0] * 16, 4)  # a mask of 16 words, SA_SIGINFO
@@ -183,7 +189,8 @@ class DevicePages(Pages):
         of = _Allocation(type=1, location=(_ON_DEVICE, device.index))
         granularity = c_size_t()
         self._ask("cuMemGetAllocationGranularity", byref(granularity), byref(of), 0)
-        room = guard = granularity.value
+        guard = granularity.value
+        room = -(-ROOM // guard) * guard
         begin = c_uint64()
         size = c_size_t(MOST * (room + guard) + guard)
         self._ask("cuMemAddressReserve", byref(begin), size, c_size_t(0), c_uint64(0), c_uint64(0))

@@ -11,25 +11,33 @@ import json
 import os
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from .. import _C
 from ..cases import Layout, Make, RawCall, by_name, row_slice, transposed
 from .checks import IN_MEMORY_ORDER, is_statistic, same_bits
 from .margins import raw_calls, results
-from .page_memory import DevicePages, HostPages, Pages
+from .page_memory import ROOM, DevicePages, HostPages, Pages
+from .reach import calls_of_rules
+from .target import Path, Target
 
 PLACE = 300  # bytes of what it is at
 # Whether tensors end at the guard, or begin there; how those of two dimensions or more lie.
 WAYS: tuple[tuple[bool, Layout | None], ...] = ((True, None), (False, None), (True, row_slice), (True, transposed))
 
 
+def _calls(t: Target) -> Iterator[tuple[RawCall, str]]:
+    """Around vectors and blocks, and at the bounds of rules, but for a quick run of the CPU, whose rules are few."""
+    yield from _around_vectors(t.case.name, t.path.device, t.dtype, t.quick)
+    if t.path.kind == "cuda" or not t.quick:
+        yield from calls_of_rules(t, ROOM // 2)
+
+
 @functools.lru_cache(4)  # an op's dtypes, for the next level
-def _calls(op: str, device: str, dtype: str, quick: bool) -> list[tuple[RawCall, str]]:
-    return list(raw_calls(by_name()[op], Make(device, getattr(torch, dtype)), quick))
+def _around_vectors(op: str, device: torch.device, dtype: torch.dtype, quick: bool) -> list[tuple[RawCall, str]]:
+    return list(raw_calls(by_name()[op], Make(device, dtype), quick))
 
 
 def touched(pages: Pages, call: RawCall, ways: Iterable[tuple[bool, Layout | None]] = WAYS) -> str:
@@ -61,12 +69,12 @@ def main() -> None:
         for _ in sys.stdin:
             print(json.dumps(str(error)), file=answers, flush=True)
     for line in sys.stdin:
-        op, dtype, isa, quick, without = json.loads(line)
-        if isa:
-            _C.set_isa(isa)
+        op, dtype, kind, isa, quick, without = json.loads(line)
+        target = Target(by_name()[op], getattr(torch, dtype), Path(device, kind, isa), quick)
+        target.path.choose()
         found: dict[str, str] = {}
         chance = random.Random(dtype)
-        for call, text in _calls(op, str(device), dtype, quick):
+        for call, text in _calls(target):
             if call.op not in {*found, *without}:
                 os.pwrite(place, f"{text:<{PLACE}}".encode(), 0)
                 try:

@@ -36,35 +36,46 @@ def rules(t: Target) -> Iterator[Outcome]:
     bands = _bands(t)
     if not bands:
         return
-    by_size: dict[tuple[int, int], dict[Problem, list[Band]]] = {}
-    for band, problems in bands.items():
-        for problem in problems:
-            by_size.setdefault((min(FEW, problem.rows), problem.n), {}).setdefault(problem, []).append(band)
     limit = t.case.bounds[t.dtype].anywhere(t.path.device)
     wrong: dict[str, str] = {}
     reached: set[Band] = set()
     worst, worst_at = 0.0, ""
-    for size, those in by_size.items():
-        few = [_Few(call, size[1]) for call in t.case.raw(t.make(), *size) if call.args_of is None]
-        for problem, its_bands in those.items():
-            for each in _chosen(few, t, problem):
-                reached.update(its_bands)
-                what = f"{each.call.op}, {problem.rows} rows of {problem.n}"
-                times = math.ceil(problem.rows / size[0])
-                many = each.many(times, problem.layout)
-                outputs = many()
-                try:
-                    error = each.error(outputs, times)
-                except _DiffersError:
-                    wrong[each.call.op] = f"{what}: a row differs from its repetition"
-                    continue
-                if t.path.kind == "cuda" and (text := _on_a_gpu(many, outputs, 1 if t.quick else 3)):
-                    wrong[each.call.op] = f"{what}: {text}"
-                if not error <= worst:
-                    worst, worst_at = error, what
+    for problem, its_bands, each in _each_rule(t, bands):
+        reached.update(its_bands)
+        what, times = f"{each.call.op}, {problem.rows} rows of {problem.n}", each.times(problem)
+        many = each.many(times, problem.layout)
+        outputs = many()
+        try:
+            error = each.error(outputs, times)
+        except _DiffersError:
+            wrong[each.call.op] = f"{what}: a row differs from its repetition"
+            continue
+        if t.path.kind == "cuda" and (text := _on_a_gpu(many, outputs, 1 if t.quick else 3)):
+            wrong[each.call.op] = f"{what}: {text}"
+        if not error <= worst:
+            worst, worst_at = error, what
     detail = "; ".join(wrong.values()) or worst_at
     yield Outcome("rows of every rule", worst <= limit and not wrong, worst, limit, detail)
     yield Outcome(REACHED, len(reached) == len(bands), detail=f"{len(reached)} of {len(bands)}")
+
+
+def calls_of_rules(t: Target, most: int) -> Iterator[tuple[RawCall, str]]:
+    """Those of so many bytes a tensor, contiguous."""
+    for problem, _, each in _each_rule(t, _bands(t)):
+        if not problem.layout and problem.rows * problem.n * t.dtype.itemsize <= most:
+            yield each.many(each.times(problem), None), f"{each.call.op}, {problem.rows} rows of {problem.n}"
+
+
+def _each_rule(t: Target, bands: dict[Band, list[Problem]]) -> Iterator[tuple[Problem, list[Band], _Few]]:
+    by_size: dict[tuple[int, int], dict[Problem, list[Band]]] = {}
+    for band, problems in bands.items():
+        for problem in problems:
+            by_size.setdefault((min(FEW, problem.rows), problem.n), {}).setdefault(problem, []).append(band)
+    for size, those in by_size.items():
+        few = [_Few(call, size) for call in t.case.raw(t.make(), *size) if call.args_of is None]
+        for problem, its_bands in those.items():
+            for each in _chosen(few, t, problem):
+                yield problem, its_bands, each
 
 
 def _bands(t: Target) -> dict[Band, list[Problem]]:
@@ -118,8 +129,11 @@ class _DiffersError(Exception):
 class _Few:
     """A call of few rows, and what it is to return, in float64."""
 
-    def __init__(self, call: RawCall, n: int) -> None:
-        self.call, self.n = call, n
+    def __init__(self, call: RawCall, size: tuple[int, int]) -> None:
+        self.call, (self.rows, self.n) = call, size
+
+    def times(self, problem: Problem) -> int:
+        return math.ceil(problem.rows / self.rows)
 
     @functools.cached_property
     def truths(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
