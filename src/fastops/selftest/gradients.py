@@ -117,7 +117,7 @@ def _as(
 
 
 def sliced(t: Target) -> Iterator[Outcome]:
-    """Tensors of several dimensions that are slices along one of them: the bits of contiguous ones."""
+    """Tensors of several dimensions that are slices along one of them, or expanded: the bits of contiguous ones."""
     worst = Worst(t, "slices of any dimension")
     samples = (s for s in t.case.samples if not s.large)
     fitting = [f for f in of_samples(t, samples) if _has_dims(f)]
@@ -125,13 +125,18 @@ def sliced(t: Target) -> Iterator[Outcome]:
     for form in [f for f in fitting if f.args[0].dim() >= min(most, 3)][: 1 if t.quick else 4]:
         dense = form.with_args(x.contiguous() for x in form.args)
         expected = evaluate(dense.ours, dense.args)
-        grads = incoming_gradients(expected.outputs)
-        for k, x in enumerate(dense.args):
-            for d in range(x.dim()):
-                for slice_of in (_narrow, _every_second):
-                    args = (*dense.args[:k], slice_of(x, d), *dense.args[k + 1 :])
-                    where = f"{form.text}, {form.names[k]} along {d}"
-                    _as(t, worst, dense, evaluate(dense.ours, args, grads), expected, grads, where)
+        count, tensors = len(dense.args), (*dense.args, *incoming_gradients(expected.outputs))
+        names = (*form.names, *("an incoming gradient" for _ in expected.outputs))
+        for k, x in enumerate(tensors):
+            for d, slice_of in itertools.product(range(x.dim()), (_narrow, _every_second, _expanded)):
+                if slice_of is _expanded and k and t.case.torchs_sums:
+                    continue  # of classes that are alike gradients are differences of equal numbers
+                views = (*tensors[:k], slice_of(x, d), *tensors[k + 1 :])
+                kept = tuple(v.contiguous() for v in views)
+                of_kept, grads = dense.with_args(kept[:count]), kept[count:]
+                other = evaluate(dense.ours, of_kept.args, grads) if slice_of is _expanded else expected
+                found = evaluate(dense.ours, views[:count], views[count:])
+                _as(t, worst, of_kept, found, other, grads, f"{form.text}, {names[k]} along {d}")
     yield worst.outcome()
 
 
@@ -141,6 +146,10 @@ def _has_dims(form: Form) -> bool:
 
 def _narrow(x: Tensor, d: int) -> Tensor:
     return torch.cat((x, x, x), d).narrow(d, x.shape[d], x.shape[d])
+
+
+def _expanded(x: Tensor, d: int) -> Tensor:
+    return x.narrow(d, 0, 1).expand(x.shape)
 
 
 def _every_second(x: Tensor, d: int) -> Tensor:

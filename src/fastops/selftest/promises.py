@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..cases.inputs import DTYPES
 from . import gradients, transforms
 from .accuracy import evaluate, incoming_gradients, is_learnable
 from .checks import Check, Outcome, same_bits
@@ -93,6 +94,32 @@ def _class(x: Tensor) -> Tensor:
     return torch.where(x.isfinite(), 0, x).detach().cpu().double().nan_to_num(3.0, 1.0, 2.0)
 
 
+def other_dtypes(t: Target) -> Iterator[Outcome]:
+    """Where an argument may have another dtype than the first, values and gradients; else an error that says so."""
+    worst = Worst(t, "arguments of other dtypes")
+    form = next(iter(few(t)))
+    for k, dtype in product(form.learnable[1:], DTYPES):
+        if dtype == form.args[k].dtype:
+            continue
+        other = form.with_args((*form.args[:k], form.args[k].to(dtype), *form.args[k + 1 :]))
+        where = f"{form.names[k]} of {dtype}"
+        if said := _said(lambda: other.ours(*other.args), none=""):  # noqa: B023
+            worst.expect(said.startswith(f"[{t.case.name}] "), said, where)
+            continue
+        found = evaluate(other.ours, other.args)
+        grads = incoming_gradients(found.outputs)
+        if form.names[k] == "residual":  # their sum is rounded to its dtype, and then normalised
+            (first, second, *rest), rounded = other.args, found.outputs[-1]
+            worst.expect(same_bits(rounded, (first.double() + second.double()).to(dtype)), "not the sum", where)
+            alone = evaluate(other.ours, (rounded.to(first.dtype), torch.zeros_like(second), *rest), grads)
+            worst.expect(all(map(same_bits, found.outputs, alone.outputs)), "not normalised as rounded", where)
+        else:
+            result = found.outputs[0].dtype
+            own = result == result_dtype(t.case, t.dtype)
+            worst.compare(other, found, other.truth(grads), where, t.dtype if own else result)
+    yield worst.outcome()
+
+
 def mistakes(t: Target) -> Iterator[Outcome]:
     """Of another type each argument, and of another shape each tensor behind the first, is an error that says so."""
     worst = Worst(t, "errors that name the operator")
@@ -107,12 +134,12 @@ def mistakes(t: Target) -> Iterator[Outcome]:
     yield worst.outcome()
 
 
-def _said(call: Callable[[], Any]) -> str:
+def _said(call: Callable[[], Any], none: str = "no error") -> str:
     try:
         call()
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         return str(error)
-    return "no error"
+    return none
 
 
 def _fakes(t: Target) -> Iterator[Outcome]:
@@ -126,6 +153,7 @@ OF_DTYPES: tuple[Check, ...] = (
     arguments,
     gradients.incoming,
     autocast,
+    other_dtypes,
     mistakes,
     transforms.forward_mode,
     transforms.second_derivatives,
