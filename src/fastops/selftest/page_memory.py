@@ -19,7 +19,7 @@ from .checks import argument_name
 from .margins import results, span, with_tensors
 from .poison import BYTE
 
-ROOM, MOST = 1 << 21, 32  # bytes of a tensor, and tensors of a call
+ROOM, MOST = 1 << 22, 32  # bytes of a tensor, and tensors of a call
 SHIM = "aoti_torch_empty_strided"  # torch's C function by which every op of ours allocates
 _ALLOCATE = CFUNCTYPE(c_int, c_int64, POINTER(c_int64), POINTER(c_int64), c_int, c_int, c_int, c_void_p)
 _WRAP = CFUNCTYPE(c_int, c_void_p, c_int64, POINTER(c_int64), POINTER(c_int64), c_int64, *[c_int] * 3, c_void_p)

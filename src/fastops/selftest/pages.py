@@ -25,14 +25,18 @@ from .target import Path, Target
 
 PLACE = 300  # bytes of what it is at
 # Whether tensors end at the guard, or begin there; how those of two dimensions or more lie.
-WAYS: tuple[tuple[bool, Layout | None], ...] = ((True, None), (False, None), (True, row_slice), (True, transposed))
+Way = tuple[bool, Layout | None]
+WAYS: tuple[Way, ...] = ((True, None), (False, None), (True, row_slice), (True, transposed))
 
 
-def _calls(t: Target) -> Iterator[tuple[RawCall, str]]:
+def _calls(t: Target) -> Iterator[tuple[RawCall, str, Iterable[Way]]]:
     """Around vectors and blocks, and at the bounds of rules, but for a quick run of the CPU, whose rules are few."""
-    yield from _around_vectors(t.case.name, t.path.device, t.dtype, t.quick)
+    chance = random.Random(str(t.dtype))
+    for call, text in _around_vectors(t.case.name, t.path.device, t.dtype, t.quick):
+        yield call, text, (WAYS[0], chance.choice(WAYS[1:])) if t.quick else WAYS
     if t.path.kind == "cuda" or not t.quick:
-        yield from calls_of_rules(t, ROOM // 2)
+        for call, text in calls_of_rules(t, ROOM):
+            yield call, text, WAYS[:1]
 
 
 @functools.lru_cache(4)  # an op's dtypes, for the next level
@@ -40,7 +44,7 @@ def _around_vectors(op: str, device: torch.device, dtype: torch.dtype, quick: bo
     return list(raw_calls(by_name()[op], Make(device, dtype), quick))
 
 
-def touched(pages: Pages, call: RawCall, ways: Iterable[tuple[bool, Layout | None]] = WAYS) -> str:
+def touched(pages: Pages, call: RawCall, ways: Iterable[Way] = WAYS) -> str:
     """How a call touches what is outside of its tensors, or other bits that come of it."""
     found = []
     tensors = {k: x for k, x in enumerate(call.args) if isinstance(x, Tensor) and x.numel()}
@@ -73,12 +77,11 @@ def main() -> None:
         target = Target(by_name()[op], getattr(torch, dtype), Path(device, kind, isa), quick)
         target.path.choose()
         found: dict[str, str] = {}
-        chance = random.Random(dtype)
-        for call, text in _calls(target):
+        for call, text, ways in _calls(target):
             if call.op not in {*found, *without}:
                 os.pwrite(place, f"{text:<{PLACE}}".encode(), 0)
                 try:
-                    what = touched(pages, call, (WAYS[0], chance.choice(WAYS[1:])) if quick else WAYS)
+                    what = touched(pages, call, ways)
                 except RuntimeError as error:  # a GPU's, behind which it does nothing more
                     os.pwrite(place, f"{text}: {str(error).splitlines()[0]:<{PLACE}}"[:PLACE].encode(), 0)
                     os._exit(1)

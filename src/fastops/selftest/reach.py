@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -20,13 +21,14 @@ from ..cases.inputs import HALVES
 from .accuracy import ulps, wide_copies
 from .bands import LARGE, STREAMED, Band, Problem, bands_of
 from .checks import Check, Outcome, is_statistic, same_bits
+from .noise import noise_on
 from .poison import NotPoisonedError, written_behind
 from .target import Target
 
 REACHED = "rules reached"  # its outcome's detail: how many of how many
 FEW = 4  # rows that differ
 _SHORT = 512
-_FEW_NUMBERS, _MANY, _LARGE = 1 << 12, 1 << 20, 1 << 22
+_FEW_NUMBERS, _MANY, _LARGE = 1 << 12, 1 << 17, 1 << 22
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -40,7 +42,7 @@ def rules(t: Target) -> Iterator[Outcome]:
     wrong: dict[str, str] = {}
     reached: set[Band] = set()
     worst, worst_at = 0.0, ""
-    for problem, its_bands, each in _each_rule(t, bands):
+    for problem, its_bands, each in _each_rule(t, bands, _FEW_NUMBERS if t.quick else _MANY):
         reached.update(its_bands)
         what, times = f"{each.call.op}, {problem.rows} rows of {problem.n}", each.times(problem)
         many = each.many(times, problem.layout)
@@ -61,12 +63,15 @@ def rules(t: Target) -> Iterator[Outcome]:
 
 def calls_of_rules(t: Target, most: int) -> Iterator[tuple[RawCall, str]]:
     """Those of so many bytes a tensor, contiguous."""
-    for problem, _, each in _each_rule(t, _bands(t)):
-        if not problem.layout and problem.rows * problem.n * t.dtype.itemsize <= most:
+    for problem, _, each in _each_rule(t, _bands(t, most // t.dtype.itemsize), 0):
+        if not problem.layout:
             yield each.many(each.times(problem), None), f"{each.call.op}, {problem.rows} rows of {problem.n}"
 
 
-def _each_rule(t: Target, bands: dict[Band, list[Problem]]) -> Iterator[tuple[Problem, list[Band], _Few]]:
+def _each_rule(
+    t: Target, bands: dict[Band, list[Problem]], few_numbers: int
+) -> Iterator[tuple[Problem, list[Band], _Few]]:
+    """``few_numbers``: see :func:`_chosen`."""
     by_size: dict[tuple[int, int], dict[Problem, list[Band]]] = {}
     for band, problems in bands.items():
         for problem in problems:
@@ -74,12 +79,12 @@ def _each_rule(t: Target, bands: dict[Band, list[Problem]]) -> Iterator[tuple[Pr
     for size, those in by_size.items():
         few = [_Few(call, size) for call in t.case.raw(t.make(), *size) if call.args_of is None]
         for problem, its_bands in those.items():
-            for each in _chosen(few, t, problem):
+            for each in _chosen(few, t, problem, few_numbers):
                 yield problem, its_bands, each
 
 
-def _bands(t: Target) -> dict[Band, list[Problem]]:
-    """A quick run has what is not large, the longest row of a band.
+def _bands(t: Target, most: int = sys.maxsize) -> dict[Band, list[Problem]]:
+    """Of so many numbers at most. A quick run has what is not large, the longest row of a band.
 
     On the CPU what is large is of two dtypes at the best level, of one at others: all are of one source.
     """
@@ -88,16 +93,16 @@ def _bands(t: Target) -> dict[Band, list[Problem]]:
     if not t.path.best:
         found = {band: problems for band, problems in found.items() if band[0] != STREAMED}
     if t.quick or (on_cpu and t.dtype not in (torch.bfloat16, *(torch.float32,) * t.path.best)):
-        most = _LARGE if on_cpu else LARGE // t.dtype.itemsize
-        found = {band: [p for p in problems if p.rows * p.n <= most] for band, problems in found.items()}
+        most = min(most, _LARGE if on_cpu else LARGE // t.dtype.itemsize)
+    found = {band: [p for p in problems if p.rows * p.n <= most] for band, problems in found.items()}
     if t.quick:
         last = {band: {(p.backward, p.wide, p.layout): p for p in problems} for band, problems in found.items()}
         found = {band: list(problems.values()) for band, problems in last.items()}
     return {band: problems for band, problems in found.items() if problems}
 
 
-def _chosen(few: list[_Few], t: Target, problem: Problem) -> Iterator[_Few]:
-    """The calls of the problem's direction and dtypes; of many numbers one of each op and number of results."""
+def _chosen(few: list[_Few], t: Target, problem: Problem, few_numbers: int) -> Iterator[_Few]:
+    """The calls of the problem's direction and dtypes; of more numbers one of each op and number of results."""
     seen: set[tuple[str, int]] = set()
     for each in few:
         op = each.call.op
@@ -106,16 +111,19 @@ def _chosen(few: list[_Few], t: Target, problem: Problem) -> Iterator[_Few]:
         if not fits or problem.rows > each.call.most_rows:
             continue
         kind = (op, len(each.call.row_outputs))
-        if problem.rows * problem.n > (_FEW_NUMBERS if t.quick else _MANY) and kind in seen:
+        if problem.rows * problem.n > few_numbers and kind in seen:
             continue
         seen.add(kind)
         yield each
 
 
 def _on_a_gpu(call: RawCall, outputs: tuple[Tensor, ...], times: int) -> str:
-    """What is wrong in other runs, whose blocks meet in other orders, or beside the outputs."""
-    if not all(all(map(same_bits, call(), outputs)) for _ in range(times)):
-        return "other bits from run to run"
+    """What is wrong in other runs, whose blocks and warps meet in other orders, or beside the outputs."""
+    make_noise = noise_on(outputs[0].device)
+    for _ in range(times):
+        make_noise()
+        if not all(map(same_bits, call(), outputs)):
+            return "other bits from run to run"
     with contextlib.suppress(NotPoisonedError):
         if written_behind(call, outputs):
             return "writes behind an output"
