@@ -156,7 +156,7 @@ def test_on_the_best_path_alone() -> None:
     paths = paths_of(torch.device("cpu"), None, quick=False)
     if not NO_CUDA:
         paths += paths_of(torch.device("cuda", 0), None, quick=False)
-    asked = [p for p in paths if promises.arguments in checks_for(Target(by_name()["relu"], DTYPES[0], p, False))]
+    asked = [p for p in paths if promises.autocast in checks_for(Target(by_name()["relu"], DTYPES[0], p, False))]
     assert [str(p) for p in asked] == [str(p) for p in paths if p.kind == "cuda" or p.isa == _C.cpu()["isa"]]
 
 

@@ -78,15 +78,6 @@ FAULTS = (
         "x if d is not None else x.expand(size, *x.shape) if isinstance(x, Tensor) else x",
     ),
     Fault(
-        "py-sum-of-no-other-rows",
-        2,
-        (*NORMS, "linear", "lltm"),
-        "src/fastops/_operator.py",
-        "A sum over rows where there are no others is the incoming gradient itself.",
-        "    x = x.unsqueeze(0)\n    return x.sum(tuple(range(x.dim() - dims))).contiguous()",
-        "    return x.sum(tuple(range(x.dim() - dims))).contiguous() if x.dim() > dims else x",
-    ),
-    Fault(
         "py-autocast-casts-float64",
         2,
         ("linear", "lltm"),

@@ -137,7 +137,7 @@ CASES: tuple[Case, ...] = (
         samples=tuple(gated.samples()),
         raw=gated.raw("swiglu", 1.0),
         problem=gated.two_tensors,
-        calls=calls.gated("gate", "up", {"alpha": 1.702}),
+        calls=calls.gated("gate", "up", {"alpha": 1.702, "row_scale": None}),
         coarse=("row_scale",),
         room=1.25,
         bounds=bounds(f16=(0.51, 0.51, 0.6), bf16=(0.51, 0.51, 0.6, 0.6, 24), f32=(2, 6, 8, 15), f64=(3, 6, 8, 15)),
@@ -154,7 +154,7 @@ CASES: tuple[Case, ...] = (
         samples=tuple(gated.samples()),
         raw=gated.geglu_raw,
         problem=gated.two_tensors,
-        calls=calls.gated("gate", "up", {"approximate": "tanh"}),
+        calls=calls.gated("gate", "up", {"approximate": "tanh", "row_scale": None}),
         coarse=("row_scale",),
         bounds=bounds(
             f16=(0.51, 0.51, 0.6, 2.5), bf16=(0.51, 0.51, 0.6), f32=(2, 6.5, 22, 40), f64=(3, 7, 22, 200, 800)

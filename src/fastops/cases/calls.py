@@ -31,8 +31,8 @@ def gated(first: str, second: str, *own: Options) -> Calls:
         return _each(
             tensors,
             {"limit": 1.25, "offset": 0.5},
-            {"limit": 0.75},
-            {"offset": -1.5},
+            {"limit": 0.75, "row_scale": None},
+            {"offset": -1.5, "row_scale": None},
             turns,
             turns | {"dim": 0, "row_scale": None},
             {second: None, "dim": 0, "row_scale": None},

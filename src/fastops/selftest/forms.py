@@ -79,11 +79,19 @@ def of_calls(t: Target) -> Iterator[Form]:
             yield form(t.case, str(options), arguments, call.plain)
 
 
-def few(t: Target) -> Iterator[Form]:
-    """A call with every optional tensor, and the smallest inputs; in a quick run of both the first alone."""
+def few(t: Target, quick: int = 1) -> Iterator[Form]:
+    """A call with every optional tensor, and the smallest inputs; in a quick run of both the first ones alone."""
     calls = [form(t.case, "every tensor", call.arguments, call.plain) for call in islice(t.case.calls(t.make()), 1)]
     found = chain(calls, of_samples(t, t.case.small_samples))
-    yield from islice(found, 1 if t.quick else None)
+    yield from islice(found, quick if t.quick else None)
+
+
+def various(t: Target) -> Iterator[Form]:
+    """Those, the last call of the table, and one of two dtypes."""
+    yield from few(t)
+    for last in list(t.case.calls(t.make()))[-1:]:
+        yield form(t.case, "the last call", last.arguments, last.plain)
+    yield from mixed(t)
 
 
 def mixed(t: Target) -> Iterator[Form]:

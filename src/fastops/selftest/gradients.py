@@ -21,7 +21,7 @@ LARGEST_SLICED = 5000  # elements
 def gradients_asked_for(t: Target) -> Iterator[Outcome]:
     """Of each set of inputs that learn and of outputs that are used, the gradients; nothing else has one."""
     worst = Worst(t, "gradients of any inputs and outputs")
-    for form in few(t):
+    for form in itertools.chain(few(t), of_samples(t, _vectors(t))):
         whole = [x.requires_grad_() if is_learnable(x) else x for x in wide_copies(form.args)]
         learnable = [whole[k] for k in form.learnable]
         expected = form.plain(*whole)
@@ -57,6 +57,11 @@ def gradients_asked_for(t: Target) -> Iterator[Outcome]:
     yield worst.outcome()
 
 
+def _vectors(t: Target) -> Iterator[Any]:
+    """Without rows a sum over them may be what is summed."""
+    return (sample for sample in t.case.samples if sample.name == "vector")
+
+
 def _gradients(outputs: Any, inputs: Any, grads: Any, used: tuple[int, ...], **options: Any) -> tuple[Tensor, ...]:
     of = [outputs[k] for k in used], inputs, [grads[k] for k in used]
     return torch.autograd.grad(*of, retain_graph=True, **options)
@@ -67,7 +72,7 @@ def incoming(t: Target) -> Iterator[Outcome]:
     worst = Worst(t, "any incoming gradient")
     empty = (s for s in t.case.samples if s.name.endswith(("no_rows", "empty", "no_tokens", "shape5x0")))
     layouts: tuple[Callable[..., Tensor], ...] = (torch.clone, _of_sum, *LAYOUTS)
-    for form in itertools.chain(few(t), of_samples(t, empty)):
+    for form in itertools.chain(few(t), of_samples(t, empty), of_samples(t, _vectors(t))):
         for layout in layouts:
             args = form.args if layout in (_of_sum, expanded) else [_laid_out(x, layout) for x in form.args]
             dense = incoming_gradients(form.ours(*args))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..cases.inputs import DTYPES
 from . import gradients, transforms
-from .accuracy import evaluate, incoming_gradients, is_learnable
+from .accuracy import evaluate, incoming_gradients, is_learnable, wide_copies
 from .checks import Check, Outcome, same_bits
 from .forms import Worst, few, mixed, of_calls, result_dtype
 from .target import Target
@@ -134,6 +134,27 @@ def mistakes(t: Target) -> Iterator[Outcome]:
     yield worst.outcome()
 
 
+def wrong_indices(t: Target) -> Iterator[Outcome]:
+    """An index that the formula has no place for: an error that says so, on GPUs NaN and no plausible number."""
+    worst = Worst(t, "indices out of range")
+    form = next(iter(few(t)))
+    sizes = {n for x in form.args for n in x.shape}
+    whole = [k for k, x in enumerate(form.args) if x.dtype in (torch.int32, torch.int64)]
+    for k, index in product(whole, (-7, *sorted(sizes), 1 << 30)):
+        x = form.args[k].clone()
+        x.view(-1)[x.numel() // 2] = index
+        other = form.with_args((*form.args[:k], x, *form.args[k + 1 :]))
+        if not _said(lambda: other.plain(*wide_copies(other.args)), none=""):  # noqa: B023
+            continue
+        where = f"{index} in {form.names[k]}"
+        if t.path.device.type == "cpu":
+            said = _said(lambda: other.ours(*other.args))  # noqa: B023
+            worst.expect(said.startswith(f"[{t.case.name}] ") and form.names[k] in said, said, where)
+        else:
+            worst.expect(any(bool(x.isnan().any()) for x in other.ours(*other.args)), "no NaN", where)
+    yield worst.outcome()
+
+
 def _said(call: Callable[[], Any], none: str = "no error") -> str:
     try:
         call()
@@ -162,6 +183,7 @@ PROMISE_CHECKS: tuple[Check, ...] = (
     *OF_DTYPES,
     gradients.gradients_asked_for,
     gradients.sliced,
+    wrong_indices,
     no_numbers,
     transforms.vmap,
     _fakes,

@@ -19,7 +19,6 @@ from ..cases import Case
 from .aten_checks import ATEN_CHECKS, aten_case
 from .checks import (
     KERNEL_CHECKS,
-    REFERENCE_CHECKS,
     Check,
     Outcome,
     finite_differences,
@@ -30,10 +29,11 @@ from .checks import (
 from .cuda_checks import CUDA_CHECKS, FIRST
 from .guarded import begun, guarded
 from .numbers import CHECKS as NUMBERS
-from .promises import OF_DTYPES, PROMISE_CHECKS
+from .promises import OF_DTYPES, PROMISE_CHECKS, arguments, no_numbers
 from .reach import CHECKS as REACH
 from .reach import NAMES
-from .target import Path, Target
+from .target import Path, Target, on_path
+from .transforms import forward_mode, second_derivatives
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def checks_for(target: Target) -> tuple[Check, ...]:
     if target.aten:
         return ATEN_CHECKS
     if path.kind == "reference":
-        return REFERENCE_CHECKS
+        return REFERENCE_CHECKS if target.main else (values,)
     checks = KERNEL_CHECKS + NUMBERS + REACH + (PROMISE_CHECKS if path.best else ())
     if path.kind == "cuda":
         checks = checks + CUDA_CHECKS
@@ -74,6 +74,8 @@ def checks_for(target: Target) -> tuple[Check, ...]:
     return checks if target.main else tuple(check for check in checks if check in IN_EVERY_DTYPE)
 
 
+# The others are of kernels, or of torch's own gradients.
+REFERENCE_CHECKS: tuple[Check, ...] = (values, arguments, no_numbers, forward_mode, second_derivatives)
 MAIN_DTYPES = (torch.float32, torch.bfloat16)
 # Of a quick run; the others are of its main dtypes. Sources are the same for all.
 IN_EVERY_DTYPE = (*FIRST, values, rounded_once, finite_differences, rows_alone, *NUMBERS, *OF_DTYPES, begun, guarded)
@@ -134,7 +136,11 @@ def targets(
     main = set(dtypes) if not quick else set(dtypes).intersection(MAIN_DTYPES) or set(dtypes)
     for case in cases:
         for path in paths:
-            yield case, path, [Target(case, d, path, quick, main=d in main) for d in dtypes if d in case.dtypes]
+            yield (
+                case,
+                path,
+                [Target(on_path(case, path), d, path, quick, main=d in main) for d in dtypes if d in case.dtypes],
+            )
 
 
 def aten_targets(

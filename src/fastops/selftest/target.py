@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,11 @@ class Path:
             _C.set_isa(self.isa)
 
 
+def on_path(case: Case, path: Path) -> Case:
+    """What runs there."""
+    return replace(case, function=case.reference) if path.kind == "reference" else case
+
+
 @dataclass(frozen=True)
 class Target:
     case: Case
@@ -44,7 +49,7 @@ class Target:
 
     @property
     def function(self) -> Callable[..., Any]:
-        return self.case.reference if self.path.kind == "reference" else self.case.function
+        return self.case.function
 
     def make(self, seed: int = 0) -> Make:
         return Make(self.path.device, self.dtype, seed)

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ..cases import row_slice, transposed
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable, wide_copies
 from .checks import Outcome
-from .forms import Form, Worst, few
+from .forms import Form, Worst, few, various
 from .target import Target
 
 BATCH = 3
@@ -26,7 +26,7 @@ Function = Callable[..., tuple[Tensor, ...]]
 def vmap(t: Target) -> Iterator[Outcome]:
     """Of a batch along each dimension of each tensor, and of all with their gradients, as each element by itself."""
     worst = Worst(t, "torch.func.vmap")
-    for form in few(t):
+    for form in few(t, quick=3):
         batches = [_batch(x) for x in form.args]
         for k, (x, name) in enumerate(zip(form.args, form.names, strict=True)):
             truth = _stacked(form.plain(*wide_copies(_with(form.args, k, element))) for element in batches[k])
@@ -82,7 +82,7 @@ def _of_learnable(function: Function, args: Sequence[Any], learnable: list[int])
 
 def forward_mode(t: Target) -> Iterator[Outcome]:
     worst = Worst(t, "torch.func.jvp")
-    for form in few(t):
+    for form in various(t):
         tangents = incoming_gradients(tuple(form.args[k] for k in form.learnable))
         found = _pushed(form.ours, form.args, tangents, form)
         truth = _pushed(form.plain, wide_copies(form.args), wide_copies(tangents), form)
@@ -100,7 +100,7 @@ def _pushed(function: Function, args: Sequence[Any], tangents: tuple[Any, ...], 
 def second_derivatives(t: Target) -> Iterator[Outcome]:
     """Gradients of the gradients, for the inputs and for what came in."""
     worst = Worst(t, "second derivatives")
-    for form in few(t):
+    for form in various(t):
         grads = incoming_gradients(form.ours(*form.args))
         outer = incoming_gradients(tuple(form.args[k] for k in form.learnable))
         found = _twice(form.ours, form.args, grads, outer)
@@ -123,7 +123,7 @@ def _twice(function: Function, args: Any, grads: Any, outer: Any) -> tuple[Tenso
 def fakes(t: Target) -> Iterator[Outcome]:
     """Shapes, dtypes and strides of results and gradients, of fake tensors as of real ones."""
     worst = Worst(t, "fake results")
-    for form in few(t):
+    for form in few(t, quick=2):
         for layout in (torch.Tensor.contiguous, row_slice, transposed):
             args = tuple(layout(x) if x.dim() > 1 else x for x in form.args)
             grads = tuple(layout(g) if g.dim() > 1 else g for g in incoming_gradients(form.ours(*args)))

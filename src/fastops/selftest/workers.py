@@ -15,7 +15,7 @@ import torch
 from ..cases import by_name
 from .aten_checks import PREFIX, aten_case
 from .runner import Group, Result, Step, failure_of, run, steps
-from .target import Path, Target
+from .target import Path, Target, on_path
 
 MOST = 4
 _TARGETS_A_PROCESS = 6  # that are worth the seconds in which a process imports torch
@@ -32,7 +32,7 @@ class _Task(NamedTuple):
     main: bool
 
     def target(self) -> Target:
-        case = by_name()[self.op]
+        case = on_path(by_name()[self.op], self.path)
         if self.aten:
             found = aten_case(case, self.path.device)
             assert found
