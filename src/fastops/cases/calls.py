@@ -77,7 +77,14 @@ def rows(make: Make) -> Iterator[Call]:
 def linear(make: Make) -> Iterator[Call]:
     tensors = {"input": make(2, 3, 4), "weight": make(5, 4, scale=0.5), "bias": make(5)}
     wide = tensors["bias"].to(make.parameter_dtype)
-    return _each(tensors, {"activation": "gelu"}, {"bias": wide}, {"activation": "sigmoid", "bias": wide})
+    far = tensors["input"] * (100.0 if make.dtype == torch.float16 else 1e15)
+    return _each(
+        tensors,
+        {"activation": "gelu"},
+        {"bias": wide},
+        {"activation": "gelu_tanh", "input": far},
+        {"activation": "sigmoid", "bias": wide},
+    )
 
 
 _OF_LOGITS: tuple[Options, ...] = ({"scale": -0.5}, {"softcap": 3.0})

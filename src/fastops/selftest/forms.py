@@ -87,10 +87,12 @@ def few(t: Target, quick: int = 1) -> Iterator[Form]:
 
 
 def various(t: Target) -> Iterator[Form]:
-    """Those, the last call of the table, and one of two dtypes."""
+    """Those, the other calls of the table, and one of two dtypes; in a quick run of float32 alone all of the table."""
     yield from few(t)
-    for last in list(t.case.calls(t.make()))[-1:]:
-        yield form(t.case, "the last call", last.arguments, last.plain)
+    others = [form(t.case, f"call {k}", call.arguments, call.plain) for k, call in enumerate(t.case.calls(t.make()))][
+        1:
+    ]
+    yield from others[-1:] if t.quick and t.dtype != torch.float32 else others
     yield from mixed(t)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 BYTE = 0x7E  # a NaN in float16, about 1e38 in bfloat16 and float32, 1e301 in float64: no result of ours
 BLOCK = 512  # bytes that the caching allocator of GPUs rounds up to
-_SMALL = 1 << 20  # bytes up to which it has memory apart
+_SMALL, _SEGMENT = 1 << 20, 1 << 21  # bytes up to which it has memory apart, and of which the driver's is multiples
 _WORD = int.from_bytes([BYTE] * 8, "big")
 _M_PERTURB = -6  # of malloc.h
 
@@ -165,9 +165,10 @@ def _allocations(device: torch.device) -> int:
 
 
 def _is_written(begin: int, end: int) -> bool:
-    """Read without an allocation there, which would be written."""
+    """Read without an allocation there, which would be written. No copy goes across two of the driver's."""
     device = torch.device("cuda", torch.cuda.current_device())
-    storage = torch._C._construct_storage_from_data_pointer(begin, device, min(end - begin, _MARGIN))
+    size = min(end - begin, _MARGIN, _SEGMENT - begin % _SEGMENT)
+    storage = torch._C._construct_storage_from_data_pointer(begin, device, size)
     return bool((torch.empty(0, dtype=torch.uint8, device=device).set_(storage).cpu() != BYTE).any())
 
 
