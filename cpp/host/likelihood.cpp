@@ -68,6 +68,12 @@ void check_options(const char* op, const LikelihoodOptions& options, DType dtype
                 "label_smoothing must be 0 to 1, got ", options.label_smoothing);
 }
 
+void run_total(const char* op, const Tensor& device_of, const RowTotal& a) {
+  if (!device_of.is_cuda()) return row_total_cpu[isa()](a);
+  cuda::Launch launch(op, device_of.get_device_index());
+  launch.check(row_total_cuda[launch.group()](a, launch.stream()));
+}
+
 // Weights of classes in the type that is computed in, and their sum where it is needed.
 struct ClassWeights {
   OptionalTensor weight, sum;
@@ -87,19 +93,15 @@ struct ClassWeights {
     const DType computed = accumulate_type(*dtype_of(input));
     weight = to_dtype(as_contiguous(*given), computed);
     if (!summed) return;
-    if (!input.is_cpu()) {
-      sum = call<Tensor>("aten::sum", *weight, std::optional<ScalarType>());
-      return;
-    }
-    // aten::sum's order would depend on the threads.
+    // aten::sum's order would depend on the threads, on CUDA on the address.
     sum = allocate(Shape(), input, computed);
-    const RowTotal all{{const_cast<void*>(weight->const_data_ptr()), computed, 1},
-                       kNoNumbers,
-                       classes,
-                       sum->mutable_data_ptr(),
-                       computed,
-                       nullptr};
-    row_total_cpu[isa()](all);
+    run_total(op, input,
+              {{const_cast<void*>(weight->const_data_ptr()), computed, 1},
+               kNoNumbers,
+               classes,
+               sum->mutable_data_ptr(),
+               computed,
+               nullptr});
   }
 };
 
@@ -158,12 +160,6 @@ void run_forward(const char* op, const Tensor& input, int64_t dim, LikelihoodFor
     a.scale = 1;
   }
   run_rows(op, input, a, likelihood_cpu, likelihood_segments_cpu, likelihood_cuda);
-}
-
-void run_total(const char* op, const Tensor& device_of, const RowTotal& a) {
-  if (!device_of.is_cuda()) return row_total_cpu[isa()](a);
-  cuda::Launch launch(op, device_of.get_device_index());
-  launch.check(row_total_cuda[launch.group()](a, launch.stream()));
 }
 
 // On CUDA they may lie apart; where they are no multiple of 16 bytes apart, one would be read while its neighbour is written.

@@ -103,8 +103,8 @@ FAULTS = (
         ("cross_entropy", "linear_cross_entropy"),
         "cpp/host/likelihood.cpp",
         "The weights of many classes are added up by torch, in an order that depends on the threads.",
-        "    if (!input.is_cpu()) {\n      sum = call<Tensor>",
-        "    if (classes > 0) {\n      sum = call<Tensor>",
+        "    sum = allocate(Shape(), input, computed);\n    run_total(",
+        '    sum = call<Tensor>("aten::sum", *weight, std::optional<ScalarType>());\n    if (classes < 0) run_total(',
     ),
     Fault(
         "host-log-prob-target-unchecked",

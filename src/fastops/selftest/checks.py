@@ -29,13 +29,17 @@ Check = Callable[[Target], Iterator[Outcome]]
 
 ONE_ROUNDING = "error over one rounding's"  # its outcome's detail has the numbers
 NOT_CHECKED = "not checked:"  # how the detail of an outcome begins that says nothing
+MAIN_DTYPES = (torch.float32, torch.bfloat16)
 ROWS, COLUMNS = 37, 67  # not multiples of anything that a kernel works in
 
 
 def samples_of(t: Target) -> Iterator[Sample]:
-    """Large ones of the best level; of a quick run's other dtypes, and of its references, a third."""
+    """Large ones of the best level. Of other levels' float16 and float64 a third, and of a quick run's references."""
     found = [s for s in t.case.samples if not s.large or (t.path.best and not t.quick)]
-    return iter(found if t.main and not (t.quick and t.path.kind == "reference") else found[::3])
+    all_of_them = (
+        t.main and (t.dtype in MAIN_DTYPES or not t.path.lower) and not (t.quick and t.path.kind == "reference")
+    )
+    return iter(found if all_of_them else found[::3])
 
 
 def bits(x: Tensor) -> Tensor:
@@ -95,7 +99,7 @@ def kernels(t: Target) -> Iterator[Outcome]:
     """Each raw op by itself against its reference in float64, parameter gradients over many rows among them."""
     worst, worst_at = 0.0, ""
     limit = t.case.bounds[t.dtype].kernel
-    many = 50021 if t.path.best and not t.quick else 4099
+    many = 50021 if t.path.best and not t.quick and t.dtype in MAIN_DTYPES else 4099
     for rows, columns in ((ROWS, COLUMNS), (5, 3), (many, 7)):
         for call in t.raw(rows, columns):
             truth = call.reference.with_args(wide_copies(call.args))()
@@ -125,9 +129,11 @@ def finite_differences(t: Target) -> Iterator[Outcome]:
 
 def opcheck(t: Target) -> Iterator[Outcome]:
     """torch's own check of a custom op: schema, fake, and tracing, which takes long, of one dtype and level."""
+    if t.path.lower or (t.quick and t.dtype != torch.float32):
+        return
     failures = []
     tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
-    if t.dtype == torch.float32 and t.path.best and not t.quick:
+    if t.dtype == torch.float32 and not t.quick:
         tests.append("test_aot_dispatch_dynamic")
     for call in t.raw(3, 5):
         found: dict[str, Any] = torch.library.opcheck(
@@ -187,8 +193,8 @@ def repeatable(t: Target) -> Iterator[Outcome]:
     """The same bits from run to run, on the CPU by any number of threads: of few rows, of many and of long ones."""
     wrong = set()
     threads = torch.get_num_threads()
-    several = () if t.quick else ((3, 16411),)
-    for rows, columns in ((ROWS, COLUMNS), (2053, 29), (1, 70001), *several):
+    long = ((1, 70001),) if t.quick else ((3, 16411), (1, 70001))
+    for rows, columns in ((ROWS, COLUMNS), (2053, 29), *(() if t.path.lower else long)):
         for call in t.raw(rows, columns):
             first = call()
             for count in (1, 2, 3, 7) if t.path.kind == "cpu" else (threads, threads):

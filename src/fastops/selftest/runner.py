@@ -19,6 +19,7 @@ from ..cases import Case
 from .aten_checks import ATEN_CHECKS, aten_case
 from .checks import (
     KERNEL_CHECKS,
+    MAIN_DTYPES,
     Check,
     Outcome,
     finite_differences,
@@ -76,7 +77,6 @@ def checks_for(target: Target) -> tuple[Check, ...]:
 
 # The others are of kernels, or of torch's own gradients.
 REFERENCE_CHECKS: tuple[Check, ...] = (values, arguments, no_numbers, forward_mode, second_derivatives)
-MAIN_DTYPES = (torch.float32, torch.bfloat16)
 # Of a quick run; the others are of its main dtypes. Sources are the same for all.
 IN_EVERY_DTYPE = (*FIRST, values, rounded_once, finite_differences, rows_alone, *NUMBERS, *OF_DTYPES, begun, guarded)
 LEFT_OUT = "lower CPU levels, large inputs, tracing, and most checks of float16 and float64"

@@ -22,6 +22,11 @@ class Path:
     isa: str = ""
     best: bool = False  # of its device: where what does not depend on the level is checked
 
+    @property
+    def lower(self) -> bool:
+        """A CPU level below the best, whose code differs in its vectors alone."""
+        return bool(self.isa) and not self.best
+
     def __str__(self) -> str:
         if self.kind == "cpu":
             return f"cpu {self.isa}"
