@@ -145,7 +145,7 @@ def opcheck(t: Target) -> Iterator[Outcome]:
 
 def poisoned_outputs(t: Target) -> Iterator[Outcome]:
     found = {}
-    for rows, columns in ((ROWS, COLUMNS), (5, 3), (2, 1024)):
+    for rows, columns in ((ROWS, COLUMNS), (2, 1024), (5, 3))[: 2 if t.quick else 3]:
         for call in t.raw(rows, columns):
             try:
                 count = unwritten(call)
