@@ -95,6 +95,15 @@ def nameless(input: Tensor) -> Tensor:
         raise TypeError("input must be a Tensor") from None
 
 
+def bias_of_the_weights_dtype(*args: Any, **options: Any) -> Tensor:
+    return fastops.layer_norm(*args, **{**options, "bias": options["bias"].to(options["weight"].dtype)})
+
+
+def of_any_target(input: Tensor, target: Tensor, **options: Any) -> Any:
+    classes = input.shape[-1]
+    return fastops.log_prob(input, torch.where(target < classes, target, classes - 1), **options)
+
+
 def transposed_fake(y: Tensor) -> Tensor:
     return y.mT.contiguous().mT if isinstance(y, FakeTensor) else y
 
@@ -124,6 +133,8 @@ BROKEN: dict[str, tuple[str, Check, Function]] = {
     "autocast that is ignored": ("linear", promises.autocast, without_autocast),
     "NaN that spreads": ("square", promises.no_numbers, changed(lambda y: y + 0 * y.sum(), fastops.square)),
     "NaN that vanishes": ("relu", promises.no_numbers, changed(torch.nan_to_num, fastops.relu)),
+    "a dtype that is another argument's": ("layer_norm", promises.other_dtypes, bias_of_the_weights_dtype),
+    "an index that is bent": ("log_prob", promises.wrong_indices, of_any_target),
     "an error without a name": ("relu", promises.mistakes, nameless),
     "a batch along another dimension": (
         "square",
