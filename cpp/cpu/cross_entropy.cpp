@@ -67,6 +67,10 @@ struct Rows {
   static __attribute__((noinline)) U tangent(U z, A factor) {
     return of_each([](V v) { return tanh(v); }, product(z, every<T>(factor)));
   }
+  // e^x more exactly than a half type is: apart, because few need it.
+  static __attribute__((noinline)) U exact_power(U x) {
+    return of_each([](V v) { return exp_raised<A>(v); }, x);
+  }
   // Of the unit at column j.
   FASTOPS_INLINE U weights(int64_t j) const {
     if (!weight) return every<T>(1);
@@ -300,15 +304,23 @@ struct Backward : Rows<Element, kKind> {
     } else {
       log_p = x[0] * every<T>(this->factor) - state[kLse];
     }
-    U du = slope_of(j, log_p, state);
+    U du = slope_of<R>(j, log_p, state);
     const int64_t target = a.target[row] - a.first_class - j;
-    // Near p = 1 most of it cancels: the half types' power, too, has all digits of float32 there.
-    if (static_cast<uint64_t>(target) < kUnit<T>) [[unlikely]] du = replaced(du, du - state[kOfTarget], target);
+    if (static_cast<uint64_t>(target) < kUnit<T>) [[unlikely]] {
+      // Not to a half type's precision, since near p = 1 most of it cancels.
+      const U own = slope_of<A>(j, log_p, state) - state[kOfTarget];
+      du = replaced(du, own, target);
+    }
     if (this->caps()) du = du * (every<T>(1) - tangent * tangent);
     return du;
   }
+  template <class Precision>
   FASTOPS_INLINE U slope_of(int64_t j, U log_p, const U* state) const {
-    const U p = of_each([](V v) { return exp_raised<R>(v); }, log_p);
+    U p;
+    if constexpr (sizeof(T) == 2 && sizeof(Precision) == 4)
+      p = Base::exact_power(log_p);
+    else
+      p = of_each([](V v) { return exp_raised<Precision>(v); }, log_p);
     if (this->has_entropy()) {
       const U log = of_each([](V v) { return bounded(v, kLeastPower<A>); }, log_p);
       return p * (state[kOfP] + state[kOfLog] * log);

@@ -316,6 +316,15 @@ FAULTS = (
         "const A* from = weight + j;",
     ),
     Fault(
+        "cpu-losses-sure-target",
+        4,
+        (*LOSSES, *LINEAR_LOSSES),
+        "cpp/cpu/cross_entropy.cpp",
+        "In the half types the gradient of a target that is nearly as sure as it may be has the power's few digits.",
+        "const U own = slope_of<A>(j, log_p, state) - state[kOfTarget];",
+        "const U own = slope_of<R>(j, log_p, state) - state[kOfTarget];",
+    ),
+    Fault(
         "cpu-losses-total-in-float32",
         4,
         (*LOSSES, *LINEAR_LOSSES),

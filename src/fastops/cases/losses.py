@@ -180,6 +180,7 @@ def cross_entropy_raw(make: Make, rows: int, n: int) -> list[RawCall]:
     return [
         *_cross_entropy(make, (rows, n)),
         *_cross_entropy(make, (rows, n), reduction=0, ignored=n + 5),  # behind a row's end
+        # So much that the order in which weights are added up shows.
         *_cross_entropy(make, (rows, n), weight=make.dtype, reduction=2, smoothing=0.9),
         *_cross_entropy(make, (rows, n), weight=wide, smoothing=0.1, scale=0.5, softcap=3.0, z_loss=1e-2, lse=True),
         *_cross_entropy(make, (rows, n), reduction=0, z_loss=1e-2, dtype=wide, lse=True),

@@ -103,11 +103,7 @@ def main(argv: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     # Of the processes that share the work, which have yet to import torch. Threads of OpenMP that wait awake take the
-    # cores from all else. The C library keeps memory that is freed, of which Linux would clear each page anew.
-    for name, value in (
-        ("OMP_WAIT_POLICY", "PASSIVE"),
-        ("MALLOC_MMAP_THRESHOLD_", 1 << 32),
-        ("MALLOC_TRIM_THRESHOLD_", 1 << 33),
-    ):
-        os.environ.setdefault(name, str(value))
+    # cores from all else. Of large tensors Linux clears fewer pages, as each is larger.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     sys.exit(main())

@@ -81,19 +81,22 @@ def of_calls(t: Target) -> Iterator[Form]:
 
 def few(t: Target, quick: int = 1) -> Iterator[Form]:
     """A call with every optional tensor, and the smallest inputs; in a quick run of both the first ones alone."""
-    calls = [form(t.case, "every tensor", call.arguments, call.plain) for call in islice(t.case.calls(t.make()), 1)]
-    found = chain(calls, of_samples(t, t.case.small_samples))
+    found = chain(islice(_table(t), 1), of_samples(t, t.case.small_samples))
     yield from islice(found, quick if t.quick else None)
 
 
 def various(t: Target) -> Iterator[Form]:
-    """Those, the other calls of the table, and one of two dtypes; in a quick run of float32 alone all of the table."""
+    """What ``few`` and ``mixed`` have, and all calls of the table; in a quick run those of the first dtype alone."""
+    calls = list(_table(t))[1:]
     yield from few(t)
-    others = [form(t.case, f"call {k}", call.arguments, call.plain) for k, call in enumerate(t.case.calls(t.make()))][
-        1:
-    ]
-    yield from others[-1:] if t.quick and t.dtype != torch.float32 else others
+    yield from calls[-1:] if t.quick and not t.first else calls
     yield from mixed(t)
+
+
+def _table(t: Target) -> Iterator[Form]:
+    """The first with every optional tensor."""
+    for k, call in enumerate(t.case.calls(t.make())):
+        yield form(t.case, f"call {k}" if k else "every tensor", call.arguments, call.plain)
 
 
 def mixed(t: Target) -> Iterator[Form]:

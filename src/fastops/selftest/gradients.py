@@ -126,6 +126,7 @@ def sliced(t: Target) -> Iterator[Outcome]:
     worst = Worst(t, "slices of any dimension")
     samples = (s for s in t.case.samples if not s.large)
     fitting = [f for f in of_samples(t, samples) if _has_dims(f)]
+    worst.expect(bool(fitting), "no sample to slice", t.case.name)
     fitting.sort(key=lambda f: -f.args[0].dim())
     for form in fitting[: 1 if t.quick else 4]:
         dense = form.with_args(x.contiguous() for x in form.args)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import select
@@ -20,12 +19,12 @@ from .target import Target
 CHECK = "guard pages"
 
 COMMAND = (sys.executable, "-m", "fastops.selftest.pages")
-SILENCE = 120  # seconds for an op in one dtype
+SILENCE = 300  # seconds for an op in one dtype
 
 
 class _Child:
     def __init__(self, device: torch.device) -> None:
-        self._place = os.memfd_create("place")
+        self._place, self._silent = os.memfd_create("place"), False
         self._process = subprocess.Popen(
             [*COMMAND, str(self._place), str(device)],
             stdin=subprocess.PIPE,
@@ -46,6 +45,7 @@ class _Child:
         assert self._process.stdout
         if not select.select([self._process.stdout], [], [], SILENCE)[0]:
             self._process.kill()
+            self._silent = True
         line = self._process.stdout.readline()
         found: list[str] | str | None = json.loads(line) if line else None
         return found
@@ -53,14 +53,24 @@ class _Child:
     def epitaph(self) -> str:
         code = self._process.wait()
         place = os.pread(self._place, PLACE, 0).decode().strip() or "its start"
+        os.close(self._place)
+        if self._silent:
+            return f"{place}: no answer in {SILENCE} seconds"
         return f"{place}: the process ended with {signal.Signals(-code).name if code < 0 else code}"
 
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
+        os.close(self._place)
 
 
-_child = functools.cache(_Child)
+_children: dict[torch.device, _Child] = {}
+
+
+def _child(device: torch.device) -> _Child:
+    if device not in _children:
+        _children[device] = _Child(device)
+    return _children[device]
 
 
 def begun(t: Target) -> Iterator[Outcome]:
@@ -74,8 +84,7 @@ def guarded(t: Target) -> Iterator[Outcome]:
     died: list[str] = []
     found: list[str] | str | None = "pages are guarded on Linux alone"
     while sys.platform == "linux" and (found := _child(t.path.device).answer()) is None:
-        died.append(_child(t.path.device).epitaph())
-        _child.cache_clear()
+        died.append(_children.pop(t.path.device).epitaph())
         if died[-1:] == died[-2:-1] or died[-1].startswith("its start"):
             break
         _child(t.path.device).ask(t, [text.partition(",")[0] for text in died])

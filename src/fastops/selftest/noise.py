@@ -11,10 +11,9 @@ from collections.abc import Callable
 
 import torch
 
-from ..kit import CompileError, cuda_kernel
-from ..kit.errors import NoCompiler
+from ..kit import CompileError, NoCompiler, cuda_kernel
 
-_CYCLES = 100_000  # tens of microseconds: longer than a launch
+_CYCLES = 300_000  # some hundred microseconds: longer than a launch and an allocation
 # Four chains of dependent sums keep a scheduler busy. What is written is never so, which the compiler cannot know.
 _SOURCE = """
 __global__ void spin(float* out, int64_t cycles) {
@@ -31,13 +30,13 @@ __global__ void spin(float* out, int64_t cycles) {
 
 @functools.cache
 def noise_on(device: torch.device) -> Callable[[], None]:
-    """What launches it on a stream of its own, a warp for each multiprocessor; nothing where NVRTC is not installed."""
+    """What launches it on a stream of its own, a warp for each multiprocessor, if NVRTC and the driver can."""
     count = torch.cuda.get_device_properties(device).multi_processor_count
     spin = cuda_kernel(_SOURCE, "spin", "float* out, int64 cycles", grid=count, block=32)
     out, stream = torch.zeros(1, device=device), torch.cuda.Stream(device)
     try:
         spin.prepare(device=device)
-    except (CompileError, NoCompiler):
+    except (CompileError, NoCompiler, RuntimeError):  # or a driver that does not load it
         return lambda: None
     stream.wait_stream(torch.cuda.current_stream(device))
 

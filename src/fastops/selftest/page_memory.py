@@ -84,11 +84,15 @@ class Pages(ABC):
             raise OSError(f"{SHIM} cannot be replaced")
 
     def _allocate(self, dims: int, sizes: Any, strides: Any, dtype: int, kind: int, index: int, result: int) -> int:
+        """As torch's; 1 is an error, since nobody sees an exception of a function that C calls."""
         size = self._size(dtype) * (1 + sum((sizes[k] - 1) * strides[k] for k in range(dims)))
         if not self._allocates or 0 in sizes[:dims] or not self._has_room(size):
             return int(self._torchs(dims, sizes, strides, dtype, kind, index, result))
         place = self._place(size, f"allocation of {sizes[:dims]}")
-        self._fill(place, size)
+        try:
+            self._fill(place, size)
+        except OSError:
+            return 1
         return int(self._wrap(place, dims, sizes, strides, 0, dtype, kind, index, result))
 
     def _has_room(self, size: int) -> bool:

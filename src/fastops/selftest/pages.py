@@ -67,6 +67,8 @@ def main() -> None:
     answers, place, device = os.fdopen(os.dup(1), "w"), int(sys.argv[1]), torch.device(sys.argv[2])
     os.dup2(2, 1)  # of whatever prints
     torch.set_grad_enabled(False)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     try:
         pages = HostPages(device) if device.type == "cpu" else DevicePages(device)
     except (OSError, AttributeError, StopIteration, RuntimeError) as error:
@@ -82,8 +84,11 @@ def main() -> None:
                 os.pwrite(place, f"{text:<{PLACE}}".encode(), 0)
                 try:
                     what = touched(pages, call, ways)
-                except RuntimeError as error:  # a GPU's, behind which it does nothing more
-                    os.pwrite(place, f"{text}: {str(error).splitlines()[0]:<{PLACE}}"[:PLACE].encode(), 0)
+                except RuntimeError as error:
+                    if device.type == "cpu":
+                        raise
+                    # Behind an error of a GPU this process can do nothing more there.
+                    os.pwrite(place, f"{text}: {str(error).partition(chr(10))[0]:<{PLACE}}"[:PLACE].encode(), 0)
                     os._exit(1)
                 if what:
                     found[call.op] = f"{text}: {what}"

@@ -89,9 +89,13 @@ def _untouched_inside(outputs: list[Tensor], ranges: list[tuple[int, int]]) -> i
 @contextlib.contextmanager
 def _pool(device: torch.device) -> Iterator[None]:
     """What is allocated meanwhile, and must not outlive it, has memory of a GPU of which nothing else is free."""
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool, device):
-        yield
+    with torch.cuda.device(device):
+        try:
+            pool = torch.cuda.MemPool()
+        except RuntimeError as error:  # an allocator that has none
+            raise NotPoisonedError(str(error)) from error
+        with torch.cuda.use_mem_pool(pool, device):
+            yield
 
 
 def _prepared(like: list[Tensor], behind: int = 0) -> list[tuple[int, int]]:
@@ -142,18 +146,18 @@ def written_behind(call: Callable[[], Iterable[Tensor]], like: Iterable[Tensor])
         outputs = [out for out in call() if out.numel()]
         alone = _allocations(device) - before <= len(outputs)
         inside = all(_inside(out, ranges) for out in outputs)
-        found = alone and inside and any(map(_is_written, *_behind(outputs, ranges)))
+        found = alone and inside and any(_is_written(*place, device) for place in _behind(outputs, ranges))
         del outputs
     if alone and not inside:
         raise NotPoisonedError("the allocator does not hand out freed memory again")
     return found
 
 
-def _behind(outputs: list[Tensor], ranges: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+def _behind(outputs: list[Tensor], ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Where what is behind each output begins and ends."""
     begins = [out.data_ptr() + out.nbytes for out in outputs]
     bounds = sorted([out.data_ptr() for out in outputs] + [end for _, end in ranges])
-    return begins, [next(bound for bound in bounds if bound >= begin) for begin in begins]
+    return [(begin, next(bound for bound in bounds if bound >= begin)) for begin in begins]
 
 
 _MARGIN = 1 << 14
@@ -164,9 +168,8 @@ def _allocations(device: torch.device) -> int:
     return count
 
 
-def _is_written(begin: int, end: int) -> bool:
+def _is_written(begin: int, end: int, device: torch.device) -> bool:
     """Read without an allocation there, which would be written. No copy goes across two of the driver's."""
-    device = torch.device("cuda", torch.cuda.current_device())
     size = min(end - begin, _MARGIN, _SEGMENT - begin % _SEGMENT)
     storage = torch._C._construct_storage_from_data_pointer(begin, device, size)
     return bool((torch.empty(0, dtype=torch.uint8, device=device).set_(storage).cpu() != BYTE).any())

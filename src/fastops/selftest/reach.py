@@ -62,8 +62,9 @@ def rules(t: Target) -> Iterator[Outcome]:
 
 
 def calls_of_rules(t: Target, most: int) -> Iterator[tuple[RawCall, str]]:
-    """Those of so many bytes a tensor, contiguous."""
-    for problem, _, each in _each_rule(t, _bands(t, most // t.dtype.itemsize), 0):
+    """Contiguous calls of each rule, of so many bytes a tensor, also of float32 beside a half type."""
+    size = 4 if t.dtype in HALVES else t.dtype.itemsize
+    for problem, _, each in _each_rule(t, _bands(t, most // size), 0):
         if not problem.layout:
             yield each.many(each.times(problem), None), f"{each.call.op}, {problem.rows} rows of {problem.n}"
 

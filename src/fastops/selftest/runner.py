@@ -67,7 +67,7 @@ def checks_for(target: Target) -> tuple[Check, ...]:
     if target.aten:
         return ATEN_CHECKS
     if path.kind == "reference":
-        return (values,) if target.quick and target.dtype != torch.float32 else REFERENCE_CHECKS
+        return REFERENCE_CHECKS if target.first or not target.quick else (values,)
     checks = KERNEL_CHECKS + NUMBERS + REACH + (PROMISE_CHECKS if path.best else ())
     if path.kind == "cuda":
         checks = checks + CUDA_CHECKS
@@ -79,7 +79,7 @@ def checks_for(target: Target) -> tuple[Check, ...]:
 REFERENCE_CHECKS: tuple[Check, ...] = (values, arguments, no_numbers, forward_mode, second_derivatives)
 # Of a quick run; the others are of its main dtypes. Sources are the same for all.
 IN_EVERY_DTYPE = (*FIRST, values, rounded_once, finite_differences, rows_alone, *NUMBERS, *OF_DTYPES, begun, guarded)
-LEFT_OUT = "lower CPU levels, large inputs, tracing, and most checks of float16 and float64"
+LEFT_OUT = "lower CPU levels, large inputs, tracing, and most checks of float16, float64 and references"
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -132,15 +132,16 @@ def _outcomes(check: Check, target: Target) -> list[Outcome]:
 def targets(
     cases: Iterable[Case], paths: Iterable[Path], dtypes: Iterable[torch.dtype], quick: bool
 ) -> Iterator[Group]:
-    dtypes = list(dtypes)
-    main = set(dtypes) if not quick else set(dtypes).intersection(MAIN_DTYPES) or set(dtypes)
-    for case in cases:
-        for path in paths:
-            yield (
-                case,
-                path,
-                [Target(on_path(case, path), d, path, quick, main=d in main) for d in dtypes if d in case.dtypes],
-            )
+    asked = list(dtypes)
+    main = [d for d in asked if d in MAIN_DTYPES] if quick else asked
+    for case, path in product(cases, paths):
+        here = [d for d in asked if d in case.dtypes]
+        of_main = [d for d in here if d in main] or here
+        yield (
+            case,
+            path,
+            [Target(on_path(case, path), d, path, quick, main=d in of_main, first=d in of_main[:1]) for d in here],
+        )
 
 
 def aten_targets(

@@ -49,7 +49,8 @@ class Target:
     path: Path
     quick: bool
     aten: bool = False  # torch's own function, overridden
-    main: bool = True  # of a quick run: one of the dtypes of which all is checked
+    main: bool = True  # of a quick run: one of the dtypes of which most is checked
+    first: bool = True  # and the one of which all is
     _calls: dict[tuple[int, int], tuple[RawCall, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @property

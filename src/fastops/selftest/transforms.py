@@ -26,7 +26,7 @@ Function = Callable[..., tuple[Tensor, ...]]
 def vmap(t: Target) -> Iterator[Outcome]:
     """Of a batch along each dimension of each tensor, and of all with their gradients, as each element by itself."""
     worst = Worst(t, "torch.func.vmap")
-    for form in few(t, quick=3 if t.dtype == torch.float32 else 1):
+    for form in few(t, quick=3 if t.first else 1):
         batches = [_batch(x) for x in form.args]
         for k, (x, name) in enumerate(zip(form.args, form.names, strict=True)):
             truth = _stacked(form.plain(*wide_copies(_with(form.args, k, element))) for element in batches[k])

@@ -30,6 +30,7 @@ class _Task(NamedTuple):
     quick: bool
     aten: bool
     main: bool
+    first: bool
 
     def target(self) -> Target:
         case = on_path(by_name()[self.op], self.path)
@@ -37,7 +38,7 @@ class _Task(NamedTuple):
             found = aten_case(case, self.path.device)
             assert found
             case = found
-        return Target(case, self.dtype, self.path, self.quick, self.aten, self.main)
+        return Target(case, self.dtype, self.path, self.quick, self.aten, self.main, self.first)
 
 
 def processes_for(groups: Sequence[Group], wanted: int | None) -> int:
@@ -45,7 +46,8 @@ def processes_for(groups: Sequence[Group], wanted: int | None) -> int:
     if wanted is not None:
         return wanted
     targets = sum(len(group) for _, _, group in groups)
-    return max(1, min(MOST, len(os.sched_getaffinity(0)), targets // _TARGETS_A_PROCESS))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MOST, cores, targets // _TARGETS_A_PROCESS))
 
 
 def shared_steps(groups: Sequence[Group], processes: int) -> Iterator[Step]:
@@ -75,7 +77,13 @@ def shared_steps(groups: Sequence[Group], processes: int) -> Iterator[Step]:
 
 def _task(target: Target) -> _Task:
     return _Task(
-        target.case.name.removeprefix(PREFIX), target.dtype, target.path, target.quick, target.aten, target.main
+        target.case.name.removeprefix(PREFIX),
+        target.dtype,
+        target.path,
+        target.quick,
+        target.aten,
+        target.main,
+        target.first,
     )
 
 
