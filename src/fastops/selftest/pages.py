@@ -18,8 +18,10 @@ from torch import Tensor
 
 from ..cases import Layout, Make, RawCall, by_name, row_slice, transposed
 from .checks import IN_MEMORY_ORDER, is_statistic, same_bits
+from .device_pages import DevicePages
+from .host_pages import HostPages
 from .margins import raw_calls, results
-from .page_memory import ROOM, DevicePages, HostPages, Pages
+from .page_memory import ROOM, Pages
 from .reach import calls_of_rules
 from .target import Path, Target
 
