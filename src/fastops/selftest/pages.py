@@ -46,7 +46,7 @@ def _around_vectors(op: str, device: torch.device, dtype: torch.dtype, quick: bo
     return list(raw_calls(by_name()[op], Make(device, dtype), quick))
 
 
-def touched(pages: Pages, call: RawCall, ways: Iterable[Way] = WAYS) -> str:
+def touched(pages: Pages, call: RawCall, ways: Iterable[Way]) -> str:
     """How a call touches what is outside of its tensors, or other bits that come of it."""
     found = []
     tensors = {k: x for k, x in enumerate(call.args) if isinstance(x, Tensor) and x.numel()}

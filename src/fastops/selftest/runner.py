@@ -69,9 +69,8 @@ def checks_for(target: Target) -> tuple[Check, ...]:
     if path.kind == "reference":
         return REFERENCE_CHECKS if target.first or not target.quick else (values,)
     checks = KERNEL_CHECKS + NUMBERS + REACH + (PROMISE_CHECKS if path.best else ())
-    if path.kind == "cuda":
-        checks = checks + CUDA_CHECKS
-    checks = (*(FIRST if path.kind == "cuda" else ()), begun, *checks, guarded)
+    first, last = (FIRST, CUDA_CHECKS) if path.kind == "cuda" else ((), ())
+    checks = (*first, begun, *checks, *last, guarded)
     return checks if target.main else tuple(check for check in checks if check in IN_EVERY_DTYPE)
 
 
