@@ -33,6 +33,7 @@ def gated(first: str, second: str, *own: Options) -> Calls:
             {"limit": 1.25, "offset": 0.5},
             {"limit": 0.75, "row_scale": None},
             {"offset": -1.5, "row_scale": None},
+            {"limit": 0.0, "offset": 1},
             turns,
             turns | {"dim": 0, "row_scale": None},
             {second: None, "dim": 0, "row_scale": None},
@@ -43,7 +44,7 @@ def gated(first: str, second: str, *own: Options) -> Calls:
 
 
 def axpby(make: Make) -> Iterator[Call]:
-    return _each({"x": make(3, 4), "y": make(3, 4)}, {"alpha": 0.5}, {"beta": -2.0})
+    return _each({"x": make(3, 4), "y": make(3, 4)}, {"alpha": 0.5}, {"beta": -2.0}, {"alpha": 0, "beta": 3})
 
 
 def norm(layer: bool, residual: bool) -> Calls:
@@ -59,6 +60,7 @@ def norm(layer: bool, residual: bool) -> Calls:
             {"weight_offset": 1.0, "eps": 1e-2},
             {"weight_offset": -0.5},
             {"eps": 0.5},
+            {"eps": 0},
             {name: x.to(make.parameter_dtype) for name, x in affine.items()},
         )
         if not layer:  # an eps of None beside numbers whose squares are as small
@@ -85,18 +87,19 @@ def linear(make: Make) -> Iterator[Call]:
         {"bias": wide},
         {"activation": "gelu_tanh", "input": far},
         {"activation": "sigmoid", "bias": wide},
+        {"activation": "silu", "weight": make(4), "bias": None},
     )
 
 
 _OF_LOGITS: tuple[Options, ...] = ({"scale": -0.5}, {"softcap": 3.0})
 _OF_LOSS: tuple[Options, ...] = (
-    {"reduction": "sum", "scale": 1.5, "softcap": 5.0, "z_loss": 1e-2, "label_smoothing": 0.2},
+    {"reduction": "sum", "scale": -1.5, "softcap": 5.0, "z_loss": 1e-2, "label_smoothing": 0.2},
     {"reduction": "none"},
     {"label_smoothing": 0.1},
     {"z_loss": 0.05},
     *_OF_LOGITS,
 )
-_ENTROPY: tuple[Options, ...] = ({"entropy": True, "scale": 0.5}, {"entropy": True, "softcap": 3.0}, *_OF_LOGITS)
+_ENTROPY: tuple[Options, ...] = ({"entropy": True, "scale": 0.5, "softcap": 4.0}, {"entropy": True}, *_OF_LOGITS)
 _SAVES: tuple[Options, ...] = ({"save": "logits"}, {"save": "none"})
 
 
@@ -110,19 +113,24 @@ def losses(linear: bool, likelihood: bool) -> Calls:
         tensors: Options = {"input": make(*shape, scale=1.0 if linear else 2.0), "target": target}
         if linear:
             tensors |= {"linear_weight": make(5, 4, scale=0.5), "linear_bias": make(5)}
-        ignored = {"ignore_index": 1, "target": torch.where(target < 0, 1, target)}
+        ignored = {"ignore_index": 0, "target": torch.where(target < 0, 0, target)}
+        bytes_ = {"target": target.clamp(0).to(torch.uint8)}
         if likelihood:
-            return _each(tensors, *_ENTROPY, ignored, *(_SAVES if linear else ()))
+            return _each(tensors, *_ENTROPY, ignored, bytes_, *(_SAVES if linear else ()))
         tensors["weight"] = make(5).abs().add(0.1)
         wide = {"dtype": make.parameter_dtype}
+        smooth = {"label_smoothing": 1, "weight": None}
         if linear:
-            return _each(tensors, *_OF_LOSS, *_SAVES, ignored, wide)
+            return _each(tensors, *_OF_LOSS, *_SAVES, ignored, bytes_, smooth, wide, {"ignore_index": None})
         # Near the least loss of a smoothed target, where its gradient is the difference of nearly equal numbers:
         # float32, which the half types are computed in, has digits for theirs alone.
         sure = 3.9 * torch.eye(5)[target.cpu().clamp(0)].movedim(-1, 1).to(target.device)
         sure = make(2, 5, 3, scale=0.05) + (sure.to(make.dtype) if make.dtype in HALVES else 0)
         near = {"label_smoothing": 0.1, "weight": None, "input": sure}
-        return _each(tensors, _OF_LOSS[0] | {"return_lse": True}, *_OF_LOSS[1:], ignored, near, wide)
+        # Of the mean by the number of rows.
+        likely = {"target": make(2, 5, 3).softmax(1), "label_smoothing": 0.1}
+        options = ignored, bytes_, smooth, near, likely, likely | _OF_LOSS[0] | {"return_lse": True}, wide
+        return _each(tensors, _OF_LOSS[0] | {"return_lse": True}, *_OF_LOSS[1:], *options)
 
     return calls
 
@@ -147,6 +155,7 @@ def rope(norm: bool) -> Calls:
             narrow | {"rotary_dim": 4},
             narrow | {"rotary_dim": 8, "interleaved": True},
             by_token,
+            by_token | {"seq_dim": 1},
             *([{"weight_offset": 1.0}] if norm else []),
             **({"k_weight": "k"} if norm else {}),
         )

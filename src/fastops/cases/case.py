@@ -50,6 +50,7 @@ class RawCall:
     coarse: tuple[int, ...] = ()  # outputs of a finer dtype that are counted in the first argument's ulps
     args_of: Callable[[int, int], tuple[Any, ...]] | None = None  # of rows [begin, end), where slices are not they
     most_rows: int = 1 << 62
+    elementwise: bool = False  # each result is of one number of each tensor
 
     def __call__(self) -> tuple[Tensor, ...]:
         out = getattr(torch.ops.fastops, self.op)(*self.args)
@@ -115,7 +116,7 @@ class Case:
     bounds: dict[torch.dtype, Bound]
     formula: str
     gradient: str
-    elementwise: bool = False  # each result is of one number of each tensor
+    elementwise: bool = False  # all its raw calls are
     relative: bool = False  # nothing cancels in an output: each element keeps its own digits
     relative_gradient: bool = False  # likewise in a gradient
     rounds_between: bool = False  # an intermediate is rounded to the input's dtype, whatever the result's

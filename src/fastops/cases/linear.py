@@ -37,7 +37,7 @@ PLAIN_ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
 
 
 def plain(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
-    u = input @ weight.mT
+    u = input @ (weight.mT if weight.dim() > 1 else weight)
     return PLAIN_ACTIVATIONS[activation](u if bias is None else u + bias)
 
 
@@ -117,11 +117,19 @@ def problem(make: Make, rows: int, in_features: int, out_features: int | None = 
 def raw(make: Make, rows: int, n: int) -> list[RawCall]:
     def pair(activation: str, bias_dtype: torch.dtype | None, bias_added: bool = False) -> Iterator[RawCall]:
         bias = None if bias_dtype is None else make(n, dtype=bias_dtype)
-        forward = RawCall("linear_epilogue", (make(rows, n), bias, activation, bias_added), shared=(1,))
-        saved = forward.reference()[0] if activation in ("relu", "sigmoid") else forward.args[0]
+        alone = bias is None
+        product = make(rows, n)
+        forward = RawCall("linear_epilogue", (product, bias, activation, bias_added), shared=(1,), elementwise=alone)
+        saved = forward.reference()[0] if activation in ("relu", "sigmoid") else product
         yield forward
         args = (make(rows, n), saved, bias, activation, True, bias_added)
-        yield RawCall("linear_epilogue_backward", args, shared=(2,))
+        yield RawCall("linear_epilogue_backward", args, shared=(2,), elementwise=alone)
 
     calls = [call for activation in ("none", *ACTIVATIONS) for call in pair(activation, make.dtype)]
-    return [*calls, *pair("gelu", None), *pair("silu", make.parameter_dtype), *pair("gelu", make.dtype, True)]
+    return [
+        *calls,
+        *pair("gelu", None),
+        *pair("gelu_tanh", None),
+        *pair("silu", make.parameter_dtype),
+        *pair("gelu", make.dtype, True),
+    ]

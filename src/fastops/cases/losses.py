@@ -24,6 +24,7 @@ from .inputs import (
     transposed,
 )
 from .linear import plain as linear
+from .rows import one_far_above, pieces
 
 IGNORED = -100
 
@@ -41,7 +42,17 @@ def cross_entropy(
     dtype: torch.dtype | None = None,
     return_lse: bool = False,
 ) -> Any:
-    """Classes in the second dimension; the mean is over the weights of the rows that are not ignored."""
+    """Classes in the second dimension; the mean is over the weights of the rows that are not ignored.
+
+    A target of probabilities has no such rows, and the mean is over their number.
+    """
+    if target.is_floating_point():
+        q = target.movedim(1, -1) * (1 - label_smoothing) + label_smoothing / target.shape[1]
+        log_p, lse, *_ = _log_p(input.movedim(1, -1), torch.zeros_like(target[:, 0]), scale=scale, softcap=softcap)
+        loss = -(q * log_p if weight is None else q * log_p * weight).sum(-1) + z_loss * lse**2
+        if reduction != "none":
+            loss = loss.sum() if reduction == "sum" else loss.mean()
+        return (loss, lse) if return_lse else loss
     log_p, lse, kept, at = _log_p(input.movedim(min(1, input.dim() - 1), -1), target, ignore_index, scale, softcap)
     w = torch.ones_like(log_p[..., :1].expand(log_p.shape)) if weight is None else weight.expand(log_p.shape)
     w_y = w.gather(-1, at).squeeze(-1)
@@ -74,6 +85,7 @@ def _log_p(
     x: Tensor, target: Tensor, ignore_index: int = IGNORED, scale: float = 1.0, softcap: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of each class, lse, which rows are not ignored, and where their targets are."""
+    target = target.long()
     kept = target != ignore_index
     x = torch.where(kept.unsqueeze(-1), x, 0) * scale
     x = x if softcap is None else softcap * torch.tanh(x / softcap)
@@ -145,6 +157,8 @@ def samples(dim: int) -> Iterator[Sample]:
     yield sample("far", 7, 257, scale=10.0)
     yield sample("shifted", 7, 257, shift=-20.0)
     yield sample("minus_infinity", 7, 257, change=_mask)
+    yield sample("minus_infinity_but_for_a_piece", 3, 5504, change=_pieces)
+    yield sample("one_far_above", 71, 67, change=_one_far_above)
     yield sample("sure", 7, 257, change=_sure)
     for layout in LAYOUTS:
         yield sample(layout.__name__, 37, 67, layout=layout)
@@ -164,9 +178,21 @@ def _spoil(rows: Tensor, target: Tensor) -> None:
 
 def _mask(rows: Tensor, target: Tensor) -> None:
     """Every third class is -inf, but for the targets."""
+    _spare(rows, target, lambda rows: rows[..., ::3].fill_(-torch.inf))
+
+
+def _pieces(rows: Tensor, target: Tensor) -> None:
+    _spare(rows, target, pieces)
+
+
+def _spare(rows: Tensor, target: Tensor, change: Callable[[Tensor], Any]) -> None:
     values = rows.gather(-1, target.unsqueeze(-1))
-    rows[..., ::3] = -torch.inf
+    change(rows)
     rows.scatter_(-1, target.unsqueeze(-1), values)
+
+
+def _one_far_above(rows: Tensor, target: Tensor) -> None:
+    one_far_above(rows)
 
 
 def _sure(rows: Tensor, target: Tensor) -> None:
@@ -291,7 +317,7 @@ def linear_log_prob(
 
 
 def _of_loss(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name != "save"}
+    return {name: value for name, value in options.items() if name != "save" and value is not None}
 
 
 def torch_linear_cross_entropy(input: Tensor, weight: Tensor, target: Tensor) -> Tensor:

@@ -78,6 +78,9 @@ def samples() -> Iterator[Sample]:
     yield sample("values_near_6e4", 7, 257, scale=4.0, shift=6e4)
     yield sample("minus_infinity", 7, 257, change=_masked)
     yield sample("minus_infinity_first", 257, 7, dim=0, change=_masked)
+    yield sample("minus_infinity_but_for_a_piece", 3, 5504, change=pieces)
+    yield sample("minus_infinity_but_for_one", 71, 67, change=_but_for_one)
+    yield sample("one_far_above", 71, 67, change=one_far_above)
     yield sample("nothing_but_minus_infinity", 5, 67, change=_without_numbers)
     yield sample("slices_of_longer", 37, 129, 61, layout=shortened)
     yield sample("float32", 37, 129, wide=True)
@@ -97,6 +100,33 @@ def _masked(x: Tensor) -> Tensor:
     """Every third element is -inf, which no row or column is left without a number by."""
     x.view(-1)[::3] = -torch.inf
     return x
+
+
+def pieces(x: Tensor) -> Tensor:
+    """Of long rows the numbers are in the first part, the last one, or between."""
+    kept = torch.zeros_like(x, dtype=torch.bool)
+    for row, (begin, end) in zip(kept, _PIECES, strict=True):
+        row[begin:end] = True
+    return x.masked_fill_(~kept, -torch.inf)
+
+
+_PIECES = (0, 100), (-7, None), (4090, 4100)
+
+
+def _but_for_one(x: Tensor) -> Tensor:
+    """In each row it is another one."""
+    return x.masked_fill_(_in_turn(x) == 0, -torch.inf)
+
+
+def one_far_above(x: Tensor) -> Tensor:
+    """e to its power is not finite in float32."""
+    return x.add_(_in_turn(x), alpha=120.0)
+
+
+def _in_turn(x: Tensor) -> Tensor:
+    """1 at another place in each row, else 0."""
+    at = torch.arange(x.shape[0], device=x.device) % x.shape[1]
+    return torch.zeros_like(x).scatter_(1, at.unsqueeze(1), 1)
 
 
 def _without_numbers(x: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import NamedTuple
 
 import torch
@@ -119,11 +118,15 @@ def like_operands(
     )
 
 
+# The largest number that is rounded to 0, and the smallest that is rounded to infinity. torch.compile has no ctypes.
+_ZERO_IN_FLOAT32, _INFINITE_IN_FLOAT32 = 2.0**-150, (2 - 2.0**-24) * 2.0**127
+
+
 def check_softcap(op: str, softcap: float | None, statistics: torch.dtype) -> None:
     """As the kernels get it."""
     if softcap is None or statistics == torch.float64 or isinstance(softcap, torch.SymFloat):
         return
-    if not 0 < ctypes.c_float(softcap).value < float("inf"):
+    if not _ZERO_IN_FLOAT32 < softcap < _INFINITE_IN_FLOAT32:
         raise RuntimeError(f"[{op}] softcap must be finite and greater than 0 in float32, got {softcap}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, islice
 from typing import Any
@@ -36,6 +36,10 @@ class Form:
         given = dict(zip(self.given, wide_copies(tuple(self.given.values())), strict=True))
         return _outputs(self.case.plain(**dict(zip(self.names, args, strict=True)), **(given | self.of_plain)))
 
+    def by_reference(self) -> tuple[Tensor, ...]:
+        """Of the plain composition, in the dtypes of the call."""
+        return _outputs(self.case.reference(**dict(zip(self.names, self.args, strict=True)), **self.given))
+
     def truth(self, grads: Iterable[Tensor], args: Sequence[Any] | None = None) -> Evaluation:
         return evaluate(self.plain, wide_copies(tuple(args or self.args)), wide_copies(tuple(grads)))
 
@@ -51,8 +55,12 @@ def _outputs(out: Any) -> tuple[Tensor, ...]:
     return tuple(x for x in (out if isinstance(out, tuple) else (out,)) if x is not None)
 
 
+def parameters_of(case: Case) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(case.function).parameters
+
+
 def form(case: Case, text: str, arguments: dict[str, Any], of_plain: dict[str, Any] | None = None) -> Form:
-    order = [name for name in inspect.signature(case.function).parameters if name in arguments]
+    order = [name for name in parameters_of(case) if name in arguments]
     tensors = [name for name in order if isinstance(arguments[name], Tensor) and name not in case.fixed]
     given = {name: arguments[name] for name in order if name not in tensors}
     return Form(case, text, tuple(tensors), tuple(arguments[name] for name in tensors), given, of_plain or {})
@@ -61,14 +69,13 @@ def form(case: Case, text: str, arguments: dict[str, Any], of_plain: dict[str, A
 def of_samples(t: Target, samples: Iterable[Any]) -> Iterator[Form]:
     for sample in samples:
         args = sample.args(t.path.device, t.dtype)
-        names = list(inspect.signature(t.case.function).parameters)[: len(args)]
+        names = list(parameters_of(t.case))[: len(args)]
         yield form(t.case, sample.name, dict(zip(names, args, strict=True)))
 
 
 def of_calls(t: Target) -> Iterator[Form]:
     """Every call of the table, and the first without each combination of its optional tensors."""
-    parameters = inspect.signature(t.case.function).parameters
-    optional = [name for name, p in parameters.items() if p.annotation == "Tensor | None"]
+    optional = [name for name, p in parameters_of(t.case).items() if p.annotation == "Tensor | None"]
     for k, call in enumerate(t.case.calls(t.make())):
         there = [name for name in optional if call.arguments.get(name) is not None]
         for without in subsets(there) if k == 0 else ((),):
@@ -79,10 +86,35 @@ def of_calls(t: Target) -> Iterator[Form]:
             yield form(t.case, str(options), arguments, call.plain)
 
 
+def of_pairs(t: Target) -> Iterator[Form]:
+    """The options of each two calls of the table together, where neither has what the other changes."""
+    calls = list(t.case.calls(t.make()))
+    shared = {
+        name: value
+        for call in calls[:1]
+        for name, value in call.arguments.items()
+        if any(other.arguments.get(name) is value for other in calls[1:])
+    }
+    own = [{n: v for n, v in call.arguments.items() if n not in shared or shared[n] is not v} for call in calls]
+    for (one, a), (other, b) in combinations(zip(calls, own, strict=True), 2):
+        if not {*a} & {*b}:
+            yield form(t.case, f"{_options(a)} and {_options(b)}", shared | a | b, one.plain | other.plain)
+
+
+def _options(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: "a tensor" if isinstance(value, Tensor) else value for name, value in arguments.items()}
+
+
 def few(t: Target, quick: int = 1) -> Iterator[Form]:
     """A call with every optional tensor, and the smallest inputs; in a quick run of both the first ones alone."""
     found = chain(islice(_table(t), 1), of_samples(t, t.case.small_samples))
     yield from islice(found, quick if t.quick else None)
+
+
+def rows_apart(t: Target) -> Form:
+    """The first call, with a result of each row."""
+    first = next(iter(few(t)))
+    return replace(first, given=first.given | {"reduction": "none"}) if "reduction" in first.given else first
 
 
 def various(t: Target) -> Iterator[Form]:

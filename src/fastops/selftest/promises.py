@@ -1,34 +1,70 @@
-"""Arguments, autocast, NaN and errors of the public functions; and every check of what these promise."""
+"""Arguments, autocast and NaN of the public functions; and every check of what these promise."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, product
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..cases import by_name
 from ..cases.inputs import DTYPES
-from . import gradients, transforms
-from .accuracy import evaluate, incoming_gradients, is_learnable, wide_copies
+from ..families import slices
+from . import compiled, gradients, kept, refusals, transforms
+from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable
 from .checks import MAIN_DTYPES, Check, Outcome, same_bits
-from .forms import Worst, few, mixed, of_calls, result_dtype
+from .forms import Worst, few, mixed, of_calls, of_pairs, parameters_of, result_dtype, various
+from .refusals import error_of
 from .target import Target
 
 LOW = (torch.bfloat16, torch.float16)
 
 
 def arguments(t: Target) -> Iterator[Outcome]:
-    """Each option, and each combination of optional tensors that are not there, by keyword."""
+    """Each option and each two, and each combination of optional tensors that are not there, by keyword, also where
+    nothing learns.
+    """
     worst = Worst(t, "every argument")
-    for form in of_calls(t):
-        found = evaluate(form.ours, form.args)
-        worst.compare(form, found, form.truth(incoming_gradients(found.outputs)), form.text)
+    pairs = of_pairs(t) if t.first or not t.quick else ()
+    for form, narrow in product(
+        chain(of_calls(t), pairs), (False, True) if "save" in parameters_of(t.case) else (False,)
+    ):
+        with _narrow_slices() if narrow else contextlib.nullcontext():
+            found = evaluate(form.ours, form.args)
+            alone = form.ours(*form.args)
+        truth = form.truth(incoming_gradients(found.outputs))
+        worst.compare(form, found, truth, form.text)
         dtype = form.given.get("dtype") or result_dtype(t.case, t.dtype)
-        worst.expect(found.outputs[0].dtype == dtype, f"result must be {dtype}", form.text)
+        dtypes = [dtype, *(x.dtype for x in form.by_reference()[1:])]
+        worst.expect([x.dtype for x in found.outputs] == dtypes, f"results must be {dtypes}", form.text)
+        worst.expect(all(map(_as_exact, found.outputs, truth.outputs)), "rounded to a half type", form.text)
+        if t.case.torchs_sums:  # in slices of which none are kept
+            worst.outputs(form, alone, truth.outputs, f"{form.text} where nothing learns")
+        else:
+            worst.expect(all(map(same_bits, alone, found.outputs)), "other bits where nothing learns", form.text)
     yield worst.outcome()
+
+
+def _as_exact(found: Tensor, truth: Tensor) -> bool:
+    """Not all of a float32 result are numbers of a half type, unless they are."""
+    return found.dtype != torch.float32 or not any(
+        torch.equal(found, found.to(low).float()) and not torch.equal(truth, truth.to(low).double()) for low in LOW
+    )
+
+
+@contextlib.contextmanager
+def _narrow_slices() -> Iterator[None]:
+    """Classes by twos, and few of the logits kept, of the losses that walk over them in slices."""
+    rules, most = slices.RULES, slices.MOST_KEPT
+    slices.RULES = {device: rule._replace(least=2, multiple=1, least_bytes=1) for device, rule in rules.items()}
+    slices.MOST_KEPT = 100
+    try:
+        yield
+    finally:
+        slices.RULES, slices.MOST_KEPT = rules, most
 
 
 def autocast(t: Target) -> Iterator[Outcome]:
@@ -48,6 +84,11 @@ def autocast(t: Target) -> Iterator[Outcome]:
             worst.compare(cast, found, truth, where, cast.args[0].dtype)
             dtype = form.given.get("dtype") or results or result_dtype(t.case, t.dtype)
             worst.expect(found.outputs[0].dtype == dtype, f"result must be {dtype}", where)
+            if "dtype" in parameters_of(t.case):
+                asked = replace(form, given=form.given | {"dtype": low})
+                with torch.autocast(device, low):
+                    dtype = asked.ours(*form.args)[0].dtype
+                worst.expect(dtype == low, f"result must be {low}, as dtype says", where)
     yield worst.outcome()
 
 
@@ -67,6 +108,7 @@ def no_numbers(t: Target) -> Iterator[Outcome]:
                 where = f"{form.text}, {value} in {form.names[k]}"
                 for a, b in zip(found.outputs, expected.outputs, strict=True):
                     worst.expect(torch.equal(_class(a), _class(b)), "not where the formula has them", where)
+                worst.compare(form, _numbers_of(found, expected), _numbers_of(expected, found), where)
                 if t.case.rounds_between:
                     continue
                 every = (x.outputs + x.gradients for x in (found, clean, expected, truth))
@@ -80,6 +122,32 @@ def no_numbers(t: Target) -> Iterator[Outcome]:
                     same = same.to(a.device)
                     worst.expect(same_bits(a[same], b[same]), "other results changed", where)
     yield worst.outcome()
+
+
+def no_number_comes_in(t: Target) -> Iterator[Outcome]:
+    """NaN in an incoming gradient: NaN at least where the formula has it; 0 times it is that too."""
+    worst = Worst(t, "NaN that comes in")
+    for form in various(t):
+        grads = incoming_gradients(form.ours(*form.args))
+        for k, g in enumerate(grads):
+            for value in (x for x in _not_numbers(g.dtype) if x.isnan()):
+                dirty = g.clone()
+                dirty.view(-1)[g.numel() // 2] = value
+                incoming = (*grads[:k], dirty, *grads[k + 1 :])
+                found, truth = evaluate(form.ours, form.args, incoming), form.truth(incoming)
+                for a, b in zip(found.gradients, truth.gradients, strict=True):
+                    worst.expect(not bool((b.isnan() & ~a.isnan().cpu()).any()), "a number", form.text)
+    yield worst.outcome()
+
+
+def _numbers_of(one: Evaluation, other: Evaluation) -> Evaluation:
+    """0 where either has no number."""
+
+    def both(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(a.isfinite() & b.isfinite().to(a.device), a, 0)
+
+    pairs = (one.outputs, other.outputs), (one.gradients, other.gradients)
+    return Evaluation(*(tuple(map(both, *pair)) for pair in pairs))
 
 
 def _not_numbers(dtype: torch.dtype) -> Tensor:
@@ -103,10 +171,12 @@ def other_dtypes(t: Target) -> Iterator[Outcome]:
             continue
         other = form.with_args((*form.args[:k], form.args[k].to(dtype), *form.args[k + 1 :]))
         where = f"{form.names[k]} of {dtype}"
-        if said := _said(lambda: other.ours(*other.args), none=""):  # noqa: B023
-            worst.expect(said.startswith(f"[{t.case.name}] "), said, where)
+        if error := error_of(lambda: other.ours(*other.args)):  # noqa: B023
+            worst.expect(str(error).startswith(f"[{t.case.name}] "), str(error), where)
             continue
         found = evaluate(other.ours, other.args)
+        dtypes = [x.dtype for x in other.by_reference()]
+        worst.expect([x.dtype for x in found.outputs] == dtypes, f"results must be {dtypes}", where)
         grads = incoming_gradients(found.outputs)
         if form.names[k] == "residual":  # their sum is rounded to its dtype, and then normalised
             (first, second, *rest), rounded = other.args, found.outputs[-1]
@@ -120,47 +190,18 @@ def other_dtypes(t: Target) -> Iterator[Outcome]:
     yield worst.outcome()
 
 
-def mistakes(t: Target) -> Iterator[Outcome]:
-    """Of another type each argument, and of another shape each tensor behind the first, is an error that says so."""
-    worst = Worst(t, "errors that name the operator")
-    form = next(iter(few(t)))
-    right = dict(zip(form.names, form.args, strict=True)) | form.given
-    for name in inspect.signature(t.case.function).parameters:
-        said = _said(lambda: t.case.function(**(right | {name: object()})))  # noqa: B023
-        worst.expect(said.startswith(f"[{t.case.name}] ") and name in said, f"{name} of another type", said)
-    for name in form.names[1:]:
-        said = _said(lambda: t.case.function(**(right | {name: right[name].new_zeros(7, 11, 13)})))  # noqa: B023
-        worst.expect(said.startswith(f"[{t.case.name}] "), f"{name} of another shape", said)
+def as_alone(t: Target) -> Iterator[Outcome]:
+    """What an operator of a sum has of the sum has the bits of the operator without one."""
+    alone = by_name().get(t.case.name.removeprefix("add_"))
+    if alone is None or alone.name == t.case.name:
+        return
+    worst = Worst(t, f"{alone.name} of the sum")
+    for form in few(t):
+        normalised, total = form.ours(*form.args)
+        given = dict(zip(form.names[2:], form.args[2:], strict=True)) | form.given
+        worst.expect(same_bits(total, form.args[0] + form.args[1]), "not the sum", form.text)
+        worst.expect(same_bits(normalised, alone.function(total, **given)), "other bits", form.text)
     yield worst.outcome()
-
-
-def wrong_indices(t: Target) -> Iterator[Outcome]:
-    """An index that the formula has no place for: an error that says so, on GPUs NaN and no plausible number."""
-    worst = Worst(t, "indices out of range")
-    form = next(iter(few(t)))
-    sizes = {n for x in form.args for n in x.shape}
-    whole = [k for k, x in enumerate(form.args) if x.dtype in (torch.int32, torch.int64)]
-    for k, index in product(whole, (-7, *sorted(sizes), 1 << 30)):
-        x = form.args[k].clone()
-        x.view(-1)[x.numel() // 2] = index
-        other = form.with_args((*form.args[:k], x, *form.args[k + 1 :]))
-        if not _said(lambda: other.plain(*wide_copies(other.args)), none=""):  # noqa: B023
-            continue
-        where = f"{index} in {form.names[k]}"
-        if t.path.device.type == "cpu":
-            said = _said(lambda: other.ours(*other.args))  # noqa: B023
-            worst.expect(said.startswith(f"[{t.case.name}] ") and form.names[k] in said, said, where)
-        else:
-            worst.expect(any(bool(x.isnan().any()) for x in other.ours(*other.args)), "no NaN", where)
-    yield worst.outcome()
-
-
-def _said(call: Callable[[], Any], none: str = "no error") -> str:
-    try:
-        call()
-    except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        return str(error)
-    return none
 
 
 def _fakes(t: Target) -> Iterator[Outcome]:
@@ -170,22 +211,33 @@ def _fakes(t: Target) -> Iterator[Outcome]:
         yield from transforms.fakes(t)
 
 
+def _compiled(t: Target) -> Iterator[Outcome]:
+    if not t.quick and t.dtype in MAIN_DTYPES:
+        yield from compiled.compiled(t)
+
+
 # Those of which each dtype has its own code.
 OF_DTYPES: tuple[Check, ...] = (
     arguments,
     gradients.incoming,
     autocast,
     other_dtypes,
-    mistakes,
+    refusals.mistakes,
     transforms.forward_mode,
     transforms.second_derivatives,
+    transforms.forward_over_reverse,
 )
 PROMISE_CHECKS: tuple[Check, ...] = (
     *OF_DTYPES,
     gradients.gradients_asked_for,
     gradients.sliced,
-    wrong_indices,
+    refusals.wrong_indices,
     no_numbers,
+    no_number_comes_in,
     transforms.vmap,
     _fakes,
+    _compiled,
+    kept.kernels_run,
+    kept.kept,
+    as_alone,
 )

@@ -28,6 +28,7 @@ from .checks import (
     values,
 )
 from .cuda_checks import CUDA_CHECKS, FIRST
+from .far_apart import far_apart
 from .guarded import begun, guarded
 from .numbers import CHECKS as NUMBERS
 from .promises import OF_DTYPES, PROMISE_CHECKS, arguments, no_numbers
@@ -68,7 +69,7 @@ def checks_for(target: Target) -> tuple[Check, ...]:
         return ATEN_CHECKS
     if path.kind == "reference":
         return REFERENCE_CHECKS if target.first or not target.quick else (values,)
-    checks = KERNEL_CHECKS + NUMBERS + REACH + (PROMISE_CHECKS if path.best else ())
+    checks = (*KERNEL_CHECKS, *NUMBERS, *REACH, far_apart, *(PROMISE_CHECKS if path.best else ()))
     first, last = (FIRST, CUDA_CHECKS) if path.kind == "cuda" else ((), ())
     checks = (*first, begun, *checks, *last, guarded)
     return checks if target.main else tuple(check for check in checks if check in IN_EVERY_DTYPE)

@@ -26,7 +26,7 @@ Function = Callable[..., tuple[Tensor, ...]]
 def vmap(t: Target) -> Iterator[Outcome]:
     """Of a batch along each dimension of each tensor, and of all with their gradients, as each element by itself."""
     worst = Worst(t, "torch.func.vmap")
-    for form in few(t, quick=3 if t.first else 1):
+    for form in few(t, quick=3 if t.first else 1) if t.quick or not t.first else various(t):
         batches = [_batch(x) for x in form.args]
         for k, (x, name) in enumerate(zip(form.args, form.names, strict=True)):
             truth = _stacked(form.plain(*wide_copies(_with(form.args, k, element))) for element in batches[k])
@@ -98,26 +98,51 @@ def _pushed(function: Function, args: Sequence[Any], tangents: tuple[Any, ...], 
 
 
 def second_derivatives(t: Target) -> Iterator[Outcome]:
-    """Gradients of the gradients, for the inputs and for what came in."""
+    """Gradients of the gradients, for the inputs and for what came in, also where the first input alone learns."""
     worst = Worst(t, "second derivatives")
-    for form in various(t):
+    for k, form in enumerate(various(t)):
         grads = incoming_gradients(form.ours(*form.args))
-        outer = incoming_gradients(tuple(form.args[k] for k in form.learnable))
-        found = _twice(form.ours, form.args, grads, outer)
-        truth = _twice(form.plain, wide_copies(form.args), wide_copies(grads), wide_copies(outer))
+        for learn in (form.learnable, form.learnable[:1])[: 2 if k == 0 else 1]:
+            outer = incoming_gradients(tuple(form.args[k] for k in learn))
+            found = _twice(form.ours, form.args, grads, outer, learn)
+            truth = _twice(form.plain, wide_copies(form.args), wide_copies(grads), wide_copies(outer), learn)
+            for n, pair in enumerate(zip(found, truth, strict=True)):
+                worst.small(SECOND, *pair, f"{form.text}, {n}")
+    yield worst.outcome()
+
+
+def _twice(function: Function, args: Any, grads: Any, outer: Any, learn: list[int]) -> tuple[Tensor, ...]:
+    args = [x.detach().requires_grad_(k in learn) for k, x in enumerate(args)]
+    inputs, grads = [args[k] for k in learn], [g.detach().requires_grad_() for g in grads]
+    reached = [(out, g) for out, g in zip(function(*args), grads, strict=True) if out.requires_grad]
+    outputs, incoming = zip(*reached, strict=True)
+    once = torch.autograd.grad(outputs, inputs, incoming, create_graph=True)
+    again = [(g, o) for g, o in zip(once, outer, strict=True) if g.requires_grad]
+    return torch.autograd.grad(
+        [g for g, _ in again], [*inputs, *grads], [o for _, o in again], allow_unused=True, materialize_grads=True
+    )
+
+
+def forward_over_reverse(t: Target) -> Iterator[Outcome]:
+    """Along a direction the derivative of the gradient, as a Hessian's product has it."""
+    worst = Worst(t, "torch.func.jvp of torch.func.vjp")
+    for form in few(t):
+        grads = incoming_gradients(form.ours(*form.args))
+        tangents = incoming_gradients(tuple(form.args[k] for k in form.learnable))
+        found = _pushed(_gradient_of(form.ours, form, grads), form.args, tangents, form)
+        wide = wide_copies(form.args)
+        truth = _pushed(_gradient_of(form.plain, form, wide_copies(grads)), wide, wide_copies(tangents), form)
         for n, pair in enumerate(zip(found, truth, strict=True)):
             worst.small(SECOND, *pair, f"{form.text}, {n}")
     yield worst.outcome()
 
 
-def _twice(function: Function, args: Any, grads: Any, outer: Any) -> tuple[Tensor, ...]:
-    args = [x.detach().requires_grad_() if is_learnable(x) else x for x in args]
-    inputs, grads = [x for x in args if is_learnable(x)], [g.detach().requires_grad_() for g in grads]
-    once = torch.autograd.grad(function(*args), inputs, grads, create_graph=True)
-    learn = [(g, o) for g, o in zip(once, outer, strict=True) if g.requires_grad]
-    return torch.autograd.grad(
-        [g for g, _ in learn], [*inputs, *grads], [o for _, o in learn], allow_unused=True, materialize_grads=True
-    )
+def _gradient_of(function: Function, form: Form, grads: tuple[Any, ...]) -> Function:
+    def gradient(*args: Tensor) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = func.vjp(*_of_learnable(function, args, form.learnable))[1](grads)
+        return found
+
+    return gradient
 
 
 def fakes(t: Target) -> Iterator[Outcome]:

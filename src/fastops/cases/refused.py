@@ -1,0 +1,21 @@
+"""What an option must not be, by its name, and the error that says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+REFUSED: dict[str, tuple[type[Exception], tuple[Any, ...]]] = {
+    "activation": (ValueError, ("tan",)),
+    "approximate": (ValueError, ("erf",)),
+    "dim": (IndexError, (9, -9)),
+    "dtype": (RuntimeError, (torch.int32,)),
+    "label_smoothing": (RuntimeError, (-0.25, 1.25)),
+    "limit": (ValueError, (-0.25,)),
+    "normalized_shape": (RuntimeError, ((3,), (7, 2, 4))),
+    "reduction": (ValueError, ("median",)),
+    "rotary_dim": (RuntimeError, (3, 64)),
+    "save": (ValueError, ("lse",)),
+    "softcap": (RuntimeError, (0.0, -3.0)),
+}

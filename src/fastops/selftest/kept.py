@@ -1,0 +1,78 @@
+"""Which ops run, forward and backward, and what a call keeps from the one for the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .accuracy import incoming_gradients, is_learnable, learnable, tensors_of
+from .checks import Outcome
+from .target import Target
+
+_ROWS, _COLUMNS = 16, 96
+_OF_A_ROW = 80  # bytes, of statistics
+
+
+class _Ours(TorchDispatchMode):
+    """The names of the ops of ours that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace == "fastops":
+            self.names.add(function.name())
+        return function(*args, **(kwargs or {}))
+
+
+def kernels_run(t: Target) -> Iterator[Outcome]:
+    """Ops of ours in the forward and in the backward; behind each raw op is a kernel of the device."""
+    key = t.path.device.type.upper()
+    names = [f"fastops::{call.op}" for call in t.raw(3, 5)]
+    without = [name for name in names if not torch._C._dispatch_has_kernel_for_dispatch_key(name, key)]
+    wrong = [f"{name} has no kernel for {key}" for name in without]
+    _, ours = _both_ways(t, lambda x: x)
+    wrong += [
+        f"no op of ours in the {way}" for way, found in zip(("forward", "backward"), ours, strict=True) if not found
+    ]
+    yield Outcome("kernels run", not wrong, detail="; ".join(wrong))
+
+
+def kept(t: Target) -> Iterator[Outcome]:
+    """For the backward no more than the table says that any must read, and statistics of the rows."""
+    if t.case.rounds_between:  # a product in between is kept too
+        return
+    alive: dict[int, Tensor] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        alive[x.untyped_storage().data_ptr()] = x
+        return x
+
+    (args, outputs), _ = _both_ways(t, pack)
+    reads = t.case.gradient_reads(args, outputs) if t.case.gradient_reads else tensors_of(args)
+    constants = (x for k, x in enumerate(args) if k in t.case.constants)
+    given = _bytes([*reads, *constants])
+    kept, limit = _bytes(alive.values()), given + _OF_A_ROW * _ROWS
+    yield Outcome("kept for the backward", kept <= limit, detail=f"{kept} bytes, at most {limit}")
+
+
+def _both_ways(t: Target, pack: Callable[[Tensor], Tensor]) -> Any:
+    """Arguments and outputs of a problem, and the ops of ours of each way."""
+    given = t.case.problem(t.make(), _ROWS, _COLUMNS)
+    args = tuple(x.requires_grad_(k not in t.case.constants) if is_learnable(x) else x for k, x in enumerate(given))
+    with _Ours() as forward, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        found = t.function(*args)
+    outputs = found if isinstance(found, tuple) else (found,)
+    grads = incoming_gradients(outputs)
+    with _Ours() as backward:
+        torch.autograd.grad(outputs, [x for x in learnable(args) if x.requires_grad], grads)
+    return (args, outputs), (forward.names, backward.names)
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(x.numel() * x.element_size() for x in tensors)

@@ -1,0 +1,83 @@
+"""Errors: their type, that they name the operator, and that they come in place of a plausible number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import torch
+
+from ..cases.refused import REFUSED
+from .accuracy import is_learnable, wide_copies
+from .checks import Outcome
+from .forms import Form, Worst, few, parameters_of, rows_apart
+from .target import Target
+
+
+def mistakes(t: Target) -> Iterator[Outcome]:
+    """Of another type each argument, of another shape or device each tensor behind the first, and wrong options."""
+    worst = Worst(t, "errors that name the operator")
+    form = next(iter(few(t)))
+    right = dict(zip(form.names, form.args, strict=True)) | form.given
+
+    def refused(name: str, value: Any, kind: type[Exception], what: str) -> None:
+        error = error_of(lambda: t.case.function(**(right | {name: value})))
+        named = str(error).startswith(f"[{t.case.name}] ") and (kind is RuntimeError or name in str(error))
+        worst.expect(isinstance(error, kind) and named, f"{name} {what}: expected {kind.__name__}", repr(error))
+
+    for name, parameter in parameters_of(t.case).items():
+        kind, values = REFUSED.get(name, (TypeError, ()))
+        refused(name, object(), ValueError if name == "activation" else TypeError, "of another type")
+        for value in values:
+            refused(name, value, kind, f"of {value}")
+        if "float" in str(parameter.annotation):
+            refused(name, torch.tensor(1.0), TypeError, "as a tensor")
+        if name in t.case.fixed:
+            refused(name, right[name].detach().clone().requires_grad_(), RuntimeError, "that learns")
+    for name in form.names[1:]:
+        refused(name, right[name].new_zeros(7, 11, 13), RuntimeError, "of another shape")
+        refused(name, right[name].to("meta"), RuntimeError, "on another device")
+    yield worst.outcome()
+
+
+def wrong_indices(t: Target) -> Iterator[Outcome]:
+    """An index that the formula has no place for: an error that says so, on GPUs NaN and no plausible number."""
+    worst = Worst(t, "indices out of range")
+    form = rows_apart(t)
+    sizes = {n for x in form.args for n in x.shape}
+    whole = [k for k, x in enumerate(form.args) if x.dtype in (torch.int32, torch.int64)]
+    for k, index in product(whole, (-7, *sorted(sizes), 1 << 30)):
+        x = form.args[k].clone()
+        x.view(-1)[x.numel() // 2] = index
+        other = form.with_args((*form.args[:k], x, *form.args[k + 1 :]))
+        if not error_of(lambda: other.plain(*wide_copies(other.args))):  # noqa: B023
+            continue
+        where = f"{index} in {form.names[k]}"
+        if t.path.device.type == "cpu":
+            error = error_of(lambda: other.ours(*other.args))  # noqa: B023
+            kind = IndexError if form.names[k] == "target" else RuntimeError
+            named = str(error).startswith(f"[{t.case.name}] ") and form.names[k] in str(error)
+            worst.expect(isinstance(error, kind) and named, f"expected {kind.__name__}", f"{where}: {error!r}")
+        else:
+            _no_numbers(worst, form, other, where)
+    yield worst.outcome()
+
+
+def _no_numbers(worst: Worst, form: Form, other: Form, where: str) -> None:
+    """The results that are NaN, and the gradients, are of as many rows."""
+    args = [x.detach().requires_grad_() if is_learnable(x) else x for x in other.args]
+    outputs = other.ours(*args)
+    worst.expect(any(bool(x.isnan().any()) for x in outputs), "no NaN", where)
+    worst.expect(any(not bool(x.isnan().all()) for x in outputs), "NaN in other rows", where)
+    (gradient,) = torch.autograd.grad([x.sum() for x in outputs if x.requires_grad], args[0])
+    worst.expect(bool(gradient.isnan().any()), "a gradient without NaN", where)
+    worst.expect(not bool(gradient.isnan().all()), "NaN in the gradient of other rows", where)
+
+
+def error_of(call: Callable[[], Any]) -> Exception | None:
+    try:
+        call()
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        return error
+    return None
