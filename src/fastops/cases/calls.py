@@ -55,13 +55,16 @@ def norm(layer: bool, residual: bool) -> Calls:
 
         affine = {"weight": make(2, 4)} | ({"bias": make(2, 4)} if layer else {})
         of_shape = {"normalized_shape": (2, 4), **affine}
+        several = rows(1.0)
+        wide = {name: x.to(make.parameter_dtype) for name, x in affine.items()}
         yield from _each(
-            rows(1.0) | of_shape,
+            several | of_shape,
             {"weight_offset": 1.0, "eps": 1e-2},
             {"weight_offset": -0.5},
             {"eps": 0.5},
             {"eps": 0},
-            {name: x.to(make.parameter_dtype) for name, x in affine.items()},
+            wide,
+            {name: x[0, 0] for name, x in several.items()} | wide,
         )
         if not layer:  # an eps of None beside numbers whose squares are as small
             eps = torch.finfo(torch.float64 if make.dtype == torch.float64 else torch.float32).eps
@@ -162,6 +165,6 @@ def rope(norm: bool) -> Calls:
         if norm:
             eps = torch.finfo(torch.float64 if make.dtype == torch.float64 else torch.float32).eps
             small = {name: x * (eps**0.5 / 2) for name, x in (("q", q), ("k", k))}
-            yield Call(tensors | small | {"eps": None}, {"eps": eps})
+            yield Call(tensors | small | {"eps": None}, {"eps": eps}, {"k_weight": "k"})
 
     return calls

@@ -114,6 +114,7 @@ def packed() -> Iterator[Sample]:
     yield one("both_rows", 67, 2 * 131)  # halves that begin at different alignments
     yield one("both_aligned_rows", 67, 2 * 128)
     yield one("both3d", 3, 5, 2 * 67)
+    yield one("vectors3d", 3, 5, 2 * 32)
     for layout in LAYOUTS:
         yield one(f"both_{layout.__name__}", 37, 2 * 67, layout=layout)
     yield one("both_stepped3d", 5, 7, 18, layout=stepped)

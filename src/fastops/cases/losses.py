@@ -158,13 +158,15 @@ def samples(dim: int) -> Iterator[Sample]:
     yield sample("shifted", 7, 257, shift=-20.0)
     yield sample("minus_infinity", 7, 257, change=_mask)
     yield sample("minus_infinity_but_for_a_piece", 3, 5504, change=_pieces)
-    yield sample("one_far_above", 71, 67, change=_one_far_above)
+    for n in (67, 77):
+        yield sample(f"one_of_{n}_far_above", n, n, change=_one_far_above)
     yield sample("sure", 7, 257, change=_sure)
     for layout in LAYOUTS:
         yield sample(layout.__name__, 37, 67, layout=layout)
     yield sample("rows_of_wider", 5, 67, 9, layout=row_slice, last=True)
     yield sample("slices_of_longer", 37, 61, 129, layout=shortened, last=True)
     yield sample("transposed3d", 3, 17, 129, layout=transposed)  # [B, V, S] of [B, S, V]
+    yield sample("vectors3d", 3, 5, 64)
     yield sample("stepped3d", 5, 7, 9, layout=stepped)
     yield sample("channels_last", 2, 5, 3, 7, layout=channels_last)
 

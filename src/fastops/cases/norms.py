@@ -155,6 +155,7 @@ class Norm:
         yield sample("small_plain", (3,), (4,), "none none", small=True)
         yield sample("multi", (4,), (3, 5))
         yield sample("multi3", (2, 3), (2, 3, 4))
+        yield sample("vectors3d", (3, 5), (64,))
         yield sample("whole_input", (), (6, 7))
         yield sample("vector", (), (33,))
         yield sample("one_row", (1,), (127,))

@@ -79,8 +79,9 @@ def samples() -> Iterator[Sample]:
     yield sample("minus_infinity", 7, 257, change=_masked)
     yield sample("minus_infinity_first", 257, 7, dim=0, change=_masked)
     yield sample("minus_infinity_but_for_a_piece", 3, 5504, change=pieces)
-    yield sample("minus_infinity_but_for_one", 71, 67, change=_but_for_one)
-    yield sample("one_far_above", 71, 67, change=one_far_above)
+    for n in (67, 77):
+        yield sample(f"minus_infinity_but_for_one_of_{n}", n, n, change=_but_for_one)
+        yield sample(f"one_of_{n}_far_above", n, n, change=one_far_above)
     yield sample("nothing_but_minus_infinity", 5, 67, change=_without_numbers)
     yield sample("slices_of_longer", 37, 129, 61, layout=shortened)
     yield sample("float32", 37, 129, wide=True)
@@ -91,6 +92,7 @@ def samples() -> Iterator[Sample]:
         yield sample(layout.__name__, 37, 67, layout=layout)
         yield sample(f"{layout.__name__}_first", 37, 67, dim=0, layout=layout)
     yield sample("transposed3d", 3, 17, 129, layout=transposed)  # [B, V, S] with its logits in the middle
+    yield sample("vectors3d", 3, 5, 64)
     yield sample("stepped3d", 5, 7, 9, dim=1, layout=stepped)
     yield sample("channels_last", 2, 5, 3, 7, dim=1, layout=channels_last)
     yield sample("permuted4d", 3, 4, 5, 6, layout=lambda t: t.permute(2, 0, 3, 1))

@@ -61,9 +61,9 @@ def _wide(dtype: str) -> tuple[bool, ...]:
 
 
 def _rows(card: Facts) -> tuple[int, ...]:
-    """Around every number of rows that a schedule may ask for."""
-    multiples = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 40)
-    return (1, 3, 64, 65, *(k * card[0] + more for k in multiples for more in (0, 1, 3)))
+    """Around every number of rows that a schedule may ask for, odd multiples of 3."""
+    bounds = (64, *(k * card[0] for k in (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 40)))
+    return (1, 3, *sorted({3 * (bound // 3 + more | 1) for bound in bounds for more in (-2, 0, 2)}))
 
 
 def _ends(lengths: list[int]) -> list[int]:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cases import RawCall
 from .accuracy import evaluate, incoming_gradients, tensors_of
+from .behind import just_written
 from .checks import COLUMNS, ROWS, Check, Outcome, same_bits
 from .margins import margins
 from .target import Target
@@ -92,10 +92,10 @@ def order(t: Target) -> Iterator[Outcome]:
         both = (call, other)
         expected = [source() for source in both]
         rounds = 3 if t.quick else 20
-        found = [_behind_and_before(source) for _ in range(rounds) for source in both]
+        found = [just_written(source)() for _ in range(rounds) for source in both]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            captured = [_behind_and_before(source) for _ in range(2) for source in both]
+            captured = [just_written(source)() for _ in range(2) for source in both]
         for how, of_all, times in (("launched", found, 1), ("in a graph", captured, rounds)):
             for _ in range(times):
                 if of_all is captured:
@@ -107,13 +107,6 @@ def order(t: Target) -> Iterator[Outcome]:
 
 
 _LARGER = (521, 257)  # more blocks than are on a card at once
-
-
-def _behind_and_before(call: RawCall) -> tuple[Tensor, ...]:
-    def written(x: Tensor) -> Tensor:
-        return torch.ops.fastops.axpby(x, x, 1.0, 0.0) if x.is_floating_point() else x.clone()  # type: ignore[no-any-return]
-
-    return call.with_args(tuple(written(x) if isinstance(x, Tensor) else x for x in call.args))()
 
 
 def _spoiled(x: Tensor) -> Tensor:

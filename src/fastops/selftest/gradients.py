@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -128,13 +129,14 @@ def sliced(t: Target) -> Iterator[Outcome]:
     fitting = [f for f in of_samples(t, samples) if _has_dims(f)]
     worst.expect(bool(fitting), "no sample to slice", t.case.name)
     fitting.sort(key=lambda f: -f.args[0].dim())
-    for form in fitting[: 1 if t.quick else 4]:
+    of_vectors = [f for f in fitting if f.args[0].dim() > 2 and f.args[0].shape[-1] * t.dtype.itemsize % 16 == 0]
+    for form in (*fitting[: 1 if t.quick else 4], *of_vectors[:1]):
         dense = form.with_args(x.contiguous() for x in form.args)
         expected = evaluate(dense.ours, dense.args)
         count, tensors = len(dense.args), (*dense.args, *incoming_gradients(expected.outputs))
         names = (*form.names, *("an incoming gradient" for _ in expected.outputs))
         for k, x in enumerate(tensors):
-            for d, slice_of in itertools.product(range(x.dim()), (_narrow, _every_second, _expanded)):
+            for d, slice_of in itertools.product(range(x.dim()), (_narrow, _every_second, _expanded, _spaced)):
                 # Of classes that are alike, or where torch adds up what comes in, nearly everything may cancel.
                 if t.case.torchs_sums and (k >= count or (k and slice_of is _expanded)):
                     continue
@@ -153,6 +155,14 @@ def _has_dims(form: Form) -> bool:
 
 def _narrow(x: Tensor, d: int) -> Tensor:
     return torch.cat((x, x, x), d).narrow(d, x.shape[d], x.shape[d])
+
+
+def _spaced(x: Tensor, d: int) -> Tensor:
+    """One number lies between neighbours along it, whose distance is then no whole vectors."""
+    inner = x.shape[d + 1 :]
+    size = math.prod(inner)
+    wide = x.new_zeros(*x.shape[: d + 1], size + 1)[..., :size]
+    return (wide.unflatten(-1, inner) if inner else wide[..., 0]).copy_(x)
 
 
 def _expanded(x: Tensor, d: int) -> Tensor:

@@ -15,7 +15,7 @@ from .target import Target
 CHECK = "nothing outside is touched"
 
 # Around the vectors and blocks of every level and dtype, and where a row has more than one segment of 16384 bytes.
-_LENGTHS = (1, 3, 5, 7, 8, 9, 15, 17, 31, 33, 63, 65, 67, 127, 129, 257)
+_LENGTHS = (1, 3, 4, 5, 7, 8, 9, 12, 15, 17, 20, 31, 33, 36, 63, 65, 67, 127, 129, 257)
 _ROWS = (1, 2, 5)
 
 

@@ -11,6 +11,8 @@ import functools
 import math
 import sys
 from collections.abc import Iterator
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,13 +22,14 @@ from ..cases import Layout, RawCall
 from ..cases.inputs import HALVES
 from .accuracy import ulps, wide_copies
 from .bands import LARGE, STREAMED, Band, Problem, bands_of
+from .behind import just_written
 from .checks import Check, Outcome, is_statistic, same_bits
 from .noise import noise_on
 from .poison import NotPoisonedError, written_behind
 from .target import Target
 
 REACHED = "rules reached"  # its outcome's detail: how many of how many
-FEW = 4  # rows that differ
+FEW = 3  # rows that differ; of as many repetitions, an odd number, some schedule has a row left over
 _SHORT = 512
 _FEW_NUMBERS, _MANY, _LARGE = 1 << 12, 1 << 17, 1 << 22
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -49,10 +52,10 @@ def rules(t: Target) -> Iterator[Outcome]:
         outputs = many()
         try:
             error = each.error(outputs, times)
-        except _DiffersError:
-            wrong[each.call.op] = f"{what}: a row differs from its repetition"
+        except _DiffersError as how:
+            wrong[each.call.op] = f"{what}: {how}"
             continue
-        if t.path.kind == "cuda" and (text := _on_a_gpu(many, outputs, 1 if t.quick else 3)):
+        if t.path.kind == "cuda" and (text := _on_a_gpu(many, outputs, problem, t.quick)):
             wrong[each.call.op] = f"{what}: {text}"
         if not error <= worst:
             worst, worst_at = error, what
@@ -85,7 +88,8 @@ def _each_rule(
 
 
 def _bands(t: Target, most: int = sys.maxsize) -> dict[Band, list[Problem]]:
-    """Of so many numbers at most. A quick run has what is not large, the longest row of a band.
+    """Of so many numbers at most. A quick run has what is not large, many of the shortest rows of a band and few of
+    the longest.
 
     On the CPU what is large is of two dtypes at the best level, of one at others: all are of one source.
     """
@@ -97,9 +101,16 @@ def _bands(t: Target, most: int = sys.maxsize) -> dict[Band, list[Problem]]:
         most = min(most, _LARGE if on_cpu else LARGE // t.dtype.itemsize)
     found = {band: [p for p in problems if p.rows * p.n <= most] for band, problems in found.items()}
     if t.quick:
-        last = {band: {(p.backward, p.wide, p.layout): p for p in problems} for band, problems in found.items()}
-        found = {band: list(problems.values()) for band, problems in last.items()}
+        found = {band: _of_few(problems) for band, problems in found.items()}
     return {band: problems for band, problems in found.items() if problems}
+
+
+def _of_few(problems: list[Problem]) -> list[Problem]:
+    alike: dict[Any, list[Problem]] = {}
+    for p in problems:
+        alike.setdefault((p.backward, p.wide, p.layout), []).append(p)
+    chosen = ((min(of, key=lambda p: (p.n, -p.rows)), max(of, key=lambda p: (p.n, -p.rows))) for of in alike.values())
+    return list(dict.fromkeys(chain.from_iterable(chosen)))
 
 
 def _chosen(few: list[_Few], t: Target, problem: Problem, few_numbers: int) -> Iterator[_Few]:
@@ -118,12 +129,16 @@ def _chosen(few: list[_Few], t: Target, problem: Problem, few_numbers: int) -> I
         yield each
 
 
-def _on_a_gpu(call: RawCall, outputs: tuple[Tensor, ...], times: int) -> str:
-    """What is wrong in other runs, whose blocks and warps meet in other orders, or beside the outputs."""
+def _on_a_gpu(call: RawCall, outputs: tuple[Tensor, ...], problem: Problem, quick: bool) -> str:
+    """What is wrong in other runs, whose blocks and warps meet in other orders, or beside the outputs.
+
+    Each is behind kernels that write what it reads, where nothing was.
+    """
     make_noise = noise_on(outputs[0].device)
-    for _ in range(times):
+    for _ in range(1 if quick else 3):
         make_noise()
-        if not all(map(same_bits, call(), outputs)):
+        again = call if problem.layout else just_written(call)
+        if not all(map(same_bits, again(), outputs)):
             return "other bits from run to run"
     with contextlib.suppress(NotPoisonedError):
         if written_behind(call, outputs):
@@ -142,7 +157,12 @@ class _Few:
         self.call, (self.rows, self.n) = call, size
 
     def times(self, problem: Problem) -> int:
-        return math.ceil(problem.rows / self.rows)
+        return math.ceil(problem.rows / self.rows) | 1
+
+    @functools.cached_property
+    def alone(self) -> tuple[Tensor, ...]:
+        """What these rows give by themselves."""
+        return self.call()
 
     @functools.cached_property
     def truths(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -168,8 +188,10 @@ class _Few:
             if k in call.row_outputs:
                 repeated = out.reshape(times, *expected.shape)
                 if not _all_alike(repeated):
-                    raise _DiffersError
+                    raise _DiffersError("a row differs from its repetition")
                 out = repeated[0]
+                if not same_bits(out, self.alone[k]):
+                    raise _DiffersError("a row depends on how many there are")
             elif expected.shape != two[k].shape:  # a mask in the order of memory
                 continue
             elif expected.is_floating_point():

@@ -17,8 +17,9 @@ from .aten_checks import PREFIX, aten_case
 from .runner import Group, Result, Step, failure_of, run, steps
 from .target import Path, Target, on_path
 
-MOST = 4
+MOST = 8
 _TARGETS_A_PROCESS = 6  # that are worth the seconds in which a process imports torch
+_OF_A_GPU = 6 << 30  # bytes, with the process of guard pages
 
 
 class _Task(NamedTuple):
@@ -47,7 +48,9 @@ def processes_for(groups: Sequence[Group], wanted: int | None) -> int:
         return wanted
     targets = sum(len(group) for _, _, group in groups)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MOST, cores, targets // _TARGETS_A_PROCESS))
+    gpus = {path.device for _, path, _ in groups if path.device.type == "cuda"}
+    room = [torch.cuda.get_device_properties(gpu).total_memory // _OF_A_GPU for gpu in gpus]
+    return max(1, min(MOST, cores, targets // _TARGETS_A_PROCESS, *room))
 
 
 def shared_steps(groups: Sequence[Group], processes: int) -> Iterator[Step]:
