@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from .. import ops, reference
 from . import calls, elementwise, gated, linear, lltm, losses, norms, rope, rows
-from .case import OVER_ONE_ROUNDING, Bound, Case, RawCall, Sample, bounds
+from .case import OVER_ONE_ROUNDING, OVER_TWO_ROUNDINGS, Bound, Case, RawCall, Sample, bounds
 from .inputs import (
     DTYPES,
     LAYOUTS,
@@ -33,6 +33,7 @@ __all__ = [
     "DTYPES",
     "LAYOUTS",
     "OVER_ONE_ROUNDING",
+    "OVER_TWO_ROUNDINGS",
     "Bound",
     "Case",
     "Layout",
@@ -107,6 +108,7 @@ CASES: tuple[Case, ...] = (
         calls=calls.elementwise,
         bounds=bounds(f16=(0.51, 9, 0.51), bf16=(0.51, 9, 0.51), f32=(2, 24, 2), f64=(2.5, 20, 2)),
         elementwise=True,
+        rounds_again=(1,),
         formula="1 / (1 + e^-x)",
         gradient="y·(1 - y)·g",
         relative=True,
@@ -295,6 +297,7 @@ CASES: tuple[Case, ...] = (
         calls=calls.norm(True, True),
         autocast=SINGLE,
         bounds=bounds(f16=(0.51, 10, 10), bf16=(0.51, 10, 11), f32=(10, 24, 28), f64=(9, 55, 32)),
+        rounds_again=(0, 4),
         formula="(layer_norm(x + r), x + r)",
         gradient="of both outputs in one pass",
         gradient_reads=norms.ADD_LAYER_NORM.gradient_reads,
@@ -312,6 +315,7 @@ CASES: tuple[Case, ...] = (
         autocast=SINGLE,
         room=1.5,
         bounds=bounds(f16=(0.51, 6, 5), bf16=(0.51, 7, 7), f32=(3, 14, 12), f64=(4.5, 24, 28)),
+        rounds_again=(0, 4),
         formula="(rms_norm(x + r), x + r)",
         gradient="of both outputs in one pass",
         gradient_reads=norms.ADD_RMS_NORM.gradient_reads,
@@ -328,6 +332,7 @@ CASES: tuple[Case, ...] = (
         calls=calls.rows,
         autocast=SINGLE,
         bounds=bounds(f16=(0.51, 5.5, 0.51), bf16=(0.51, 10, 0.51), f32=(24, 48, 32), f64=(16, 110, 40, 54)),
+        rounds_again=(1,),
         formula="e^(scale·x) / Σ e^(scale·x)",
         gradient="scale·y·(g - Σ g·y)",
         gradient_reads=rows.gradient_reads,
@@ -345,6 +350,7 @@ CASES: tuple[Case, ...] = (
         calls=calls.rows,
         autocast=SINGLE,
         bounds=bounds(f16=(0.51, 4.5, 0.51), bf16=(0.51, 4, 0.51), f32=(1.8, 95, 6.5), f64=(1.8, 110, 11)),
+        rounds_again=(1,),
         formula="scale·x - log Σ e^(scale·x)",
         gradient="scale·(g - e^y·Σ g)",
         gradient_reads=rows.gradient_reads,

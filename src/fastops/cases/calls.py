@@ -44,7 +44,8 @@ def gated(first: str, second: str, *own: Options) -> Calls:
 
 
 def axpby(make: Make) -> Iterator[Call]:
-    return _each({"x": make(3, 4), "y": make(3, 4)}, {"alpha": 0.5}, {"beta": -2.0}, {"alpha": 0, "beta": 3})
+    options = {"alpha": 0.5}, {"beta": -2.0}, {"alpha": 0, "beta": 3}, {"x": make(4)}
+    return _each({"x": make(3, 4), "y": make(3, 4)}, *options)
 
 
 def norm(layer: bool, residual: bool) -> Calls:

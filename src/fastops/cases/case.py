@@ -100,7 +100,7 @@ class Bound:
         return max(self.kernel, self.far, self.far_on_cuda if device.type == "cuda" else 0.0)
 
 
-OVER_ONE_ROUNDING = 1.3
+OVER_ONE_ROUNDING, OVER_TWO_ROUNDINGS = 1.3, 1.9
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,7 @@ class Case:
     relative: bool = False  # nothing cancels in an output: each element keeps its own digits
     relative_gradient: bool = False  # likewise in a gradient
     rounds_between: bool = False  # an intermediate is rounded to the input's dtype, whatever the result's
+    rounds_again: tuple[int, ...] = ()  # results, outputs and then gradients, of what was rounded already
     products: tuple[int, ...] = ()  # tensor arguments whose gradient is a GEMM of torch's
     # (args, outputs): what any backward must read beside the incoming gradients. None: every tensor argument.
     gradient_reads: Callable[[tuple[Any, ...], tuple[Tensor, ...]], tuple[Tensor, ...]] | None = None

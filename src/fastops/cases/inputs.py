@@ -72,6 +72,16 @@ def misaligned(t: Tensor) -> Tensor:
     return t.new_zeros(t.numel() + 1)[1:].view(t.shape).copy_(t)
 
 
+def windows(t: Tensor) -> Tensor:
+    """Each row begins at the second number of the one before."""
+    dense = t.contiguous()
+    return dense.as_strided(t.shape, (*dense.stride()[:-2], 1, 1))
+
+
+def reversed_dims(t: Tensor) -> Tensor:
+    return t.permute(*reversed(range(t.dim())))
+
+
 def expanded(t: Tensor) -> Tensor:
     """The first row for all rows, at stride 0."""
     return t[:1].expand(t.shape)

@@ -56,7 +56,7 @@ def samples() -> Iterator[Sample]:
     yield sample("small_first", 3, 4, dim=0, small=True)
     yield sample("small_middle", 2, 3, 2, dim=1, small=True)
     yield sample("small_vector", 4, dim=0, small=True)
-    yield sample("0d", dim=0)
+    yield sample("0d", dim=0, small=True)
     yield sample("vector", 33)
     yield sample("one_row", 1, 127)
     yield sample("no_rows", 0, 16)

@@ -119,6 +119,13 @@ def weights_of(
     return w, torch.where(kept, of_target, 0), w.sum()
 
 
+def of_each_class(label_smoothing: float, classes: int, like: Tensor) -> Any:
+    """What is smoothed over the classes, of one of them."""
+    if isinstance(classes, Tensor):  # in a trace, where the quotient of numbers would be of the default dtype
+        classes = classes.to(like.dtype)
+    return label_smoothing / max(classes, 1)
+
+
 def losses_of(
     rows: Rows, weight: Tensor | None, reduction: int, label_smoothing: float, z_loss: float, dtype: torch.dtype
 ) -> Triple:
@@ -128,7 +135,7 @@ def losses_of(
     loss = -at_target(log_p, y) if weight is None else -row_weight * at_target(log_p, y)
     if label_smoothing:
         smooth = -(log_p if w is None else log_p * w).sum(-1)
-        loss = (1 - label_smoothing) * loss + label_smoothing / max(u.shape[-1], 1) * smooth
+        loss = (1 - label_smoothing) * loss + of_each_class(label_smoothing, u.shape[-1], u) * smooth
     return reduced(loss, lse, kept, row_weight, reduction, z_loss, dtype)
 
 

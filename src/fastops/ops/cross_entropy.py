@@ -26,6 +26,7 @@ from ..families.likelihood import (
     check_target_dtype,
     check_weights,
     losses_of,
+    of_each_class,
     one_hot,
     rows_of,
     split_rows,
@@ -111,7 +112,7 @@ def cross_entropy_backward_reference(
     if reduction == MEAN:
         # 0 / 0 would be NaN in the derivatives of ignored rows, and beside the gradient of lse alone.
         g = g / torch.where(kept & ((total != 0) | (g != 0)), total, 1)
-    smooth = label_smoothing / max(count, 1)
+    smooth = of_each_class(label_smoothing, count, u)
     of_p = (1 - label_smoothing) * row_weight + smooth * weight_sum
     if z_loss:
         of_p = of_p + 2 * z_loss * (torch.logsumexp(u, -1) if whole else lse)
@@ -173,7 +174,7 @@ def _native(
         input, weight = input.float(), None if weight is None else weight.float()
     name = next(name for name, code in REDUCTIONS.items() if code == reduction)
     loss = F.cross_entropy(
-        input, target, weight, ignore_index=ignore_index, reduction=name, label_smoothing=label_smoothing
+        input, target.long(), weight, ignore_index=ignore_index, reduction=name, label_smoothing=label_smoothing
     )
     return loss if dtype is None else loss.to(dtype)
 
@@ -406,7 +407,7 @@ def of_probabilities(
     u, _ = capped(wide(input.movedim(dim, -1)), scale, softcap)
     q = target.movedim(dim, -1).to(u.dtype)
     if label_smoothing:
-        q = q * (1 - label_smoothing) + label_smoothing / max(u.shape[-1], 1)
+        q = q * (1 - label_smoothing) + of_each_class(label_smoothing, u.shape[-1], u)
     terms, lse = torch.log_softmax(u, -1) * q, torch.logsumexp(u, -1)
     loss = -(terms if weight is None else terms * weight.to(u.dtype)).sum(-1)
     if z_loss:

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cases import LAYOUTS, OVER_ONE_ROUNDING, RawCall, Sample, expanded
+from ..cases import LAYOUTS, OVER_ONE_ROUNDING, OVER_TWO_ROUNDINGS, RawCall, Sample, expanded, transposed
+from ..cases.inputs import HALVES, windows
 from .accuracy import errors, evaluate, is_learnable, tensors_of, truth_of, ulps, wide_copies
 from .poison import NotPoisonedError, unwritten
+from .slicing import narrow_slices
 from .target import Target
 
 
@@ -85,12 +87,40 @@ def rounded_once(t: Target) -> Iterator[Outcome]:
         return
     found: dict[str, float] = {}
     for name, result, truth in t.case.rounded_once(t.function, t.make()):
-        least = _norm(truth.to(t.dtype).double() - truth)
-        ratio = _norm(result.cpu().double() - truth) / least
+        ratio = _over_one_rounding(result, truth)
         if not ratio <= found.get(name, 0.0):
             found[name] = ratio
     text = ", ".join(f"{name} {ratio:.2f}" for name, ratio in found.items())
     yield Outcome(ONE_ROUNDING, all(ratio <= OVER_ONE_ROUNDING for ratio in found.values()), detail=text)
+
+
+def rounds(t: Target) -> Iterator[Outcome]:
+    """All numbers of a half type together are as near to the truth as they can be, or nearly so.
+
+    A bound in ulps, of the worst of them, has room for another rounding, or for a gradient that was rounded in between.
+    """
+    if t.dtype not in HALVES:
+        return
+    args = t.case.problem(t.make(), 64, 96)
+    with narrow_slices():
+        found = evaluate(t.function, args)
+    truth = truth_of(t.case, args, found.outputs)
+    limits, wrong = (OVER_ONE_ROUNDING, OVER_TWO_ROUNDINGS), []
+    for k, pair in enumerate(zip(found.outputs + found.gradients, truth.outputs + truth.gradients, strict=True)):
+        if pair[0].dtype == t.dtype and pair[0].numel() >= _MANY_ROUNDINGS:
+            ratio = _over_one_rounding(*pair)
+            limit = limits[k in t.case.rounds_again or t.case.rounds_between]
+            wrong += [f"result {k}: {ratio:.2f}"] if not ratio <= limit else []
+    yield Outcome("roundings", not wrong, detail=", ".join(wrong))
+
+
+_MANY_ROUNDINGS = 64  # whose mean says something
+
+
+def _over_one_rounding(found: Tensor, truth: Tensor) -> float:
+    """Its error over that of the truth rounded to its dtype; 1 where both are 0."""
+    error, least = _norm(found.cpu().double() - truth), _norm(truth.to(found.dtype).double() - truth)
+    return error / least if least else 1.0 + error
 
 
 def _norm(x: Tensor) -> float:
@@ -166,11 +196,11 @@ def layouts(t: Target) -> Iterator[Outcome]:
         for k, x in enumerate(call.args):
             if not isinstance(x, Tensor) or is_statistic(call, k):
                 continue
-            for layout in LAYOUTS:
-                if x.dim() < 2 and (layout.__name__ == "transposed" or not x.dim()):
+            for layout in (*LAYOUTS, windows):
+                if x.dim() < 2 and (layout in (transposed, windows) or not x.dim()):
                     continue
                 laid_out = layout(x)
-                dense = laid_out.contiguous() if layout is expanded else x
+                dense = laid_out.contiguous() if layout in (expanded, windows) else x
                 one, other = (call.with_args((*call.args[:k], v, *call.args[k + 1 :]))() for v in (laid_out, dense))
                 if not all(same_bits(one[j], other[j]) for j in range(len(one)) if (call.op, j) not in IN_MEMORY_ORDER):
                     wrong[call.op, k, layout] = f"{call.op} with argument {k} {layout.__name__}"
@@ -226,6 +256,7 @@ def rows_alone(t: Target) -> Iterator[Outcome]:
 KERNEL_CHECKS: tuple[Check, ...] = (
     values,
     rounded_once,
+    rounds,
     kernels,
     finite_differences,
     opcheck,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, islice
 from typing import Any
@@ -15,7 +14,7 @@ from ..cases import Case
 from ..cases.inputs import HALVES
 from .accuracy import Evaluation, errors, evaluate, gradient_error, is_learnable, ulps, wide_copies
 from .checks import Outcome
-from .target import Target
+from .target import Target, parameters_of
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,6 @@ class Form:
 
 def _outputs(out: Any) -> tuple[Tensor, ...]:
     return tuple(x for x in (out if isinstance(out, tuple) else (out,)) if x is not None)
-
-
-def parameters_of(case: Case) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(case.function).parameters
 
 
 def form(case: Case, text: str, arguments: dict[str, Any], of_plain: dict[str, Any] | None = None) -> Form:
@@ -156,14 +151,15 @@ def result_dtype(case: Case, own: torch.dtype) -> torch.dtype:
 class Worst:
     """Of what was compared the error that is the largest part of its bound, and what is wrong otherwise."""
 
-    def __init__(self, t: Target, check: str) -> None:
-        self.t, self.check = t, check
+    def __init__(self, t: Target, check: str, room: float = 1.0) -> None:
+        self.t, self.check, self.room = t, check, room
         self.part, self.error, self.bound, self.at = 0.0, 0.0, 0.0, ""
         self.wrong: dict[str, str] = {}
 
     def error_of(self, kind: str, error: float, where: str, dtype: torch.dtype | None = None) -> None:
         dtype = dtype or self.t.dtype
         bound = getattr(self.t.case.bounds[dtype], kind) * (1.0 if dtype in HALVES else self.t.case.room)
+        bound *= self.room
         self._keep(error, bound, f"{kind} of {where}")
 
     def _keep(self, error: float, bound: float, where: str) -> None:

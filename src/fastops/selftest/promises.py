@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, product
 
@@ -12,13 +13,13 @@ from torch import Tensor
 
 from ..cases import by_name
 from ..cases.inputs import DTYPES
-from ..families import slices
 from . import compiled, gradients, kept, refusals, transforms
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable
 from .checks import MAIN_DTYPES, Check, Outcome, same_bits
-from .forms import Worst, few, mixed, of_calls, of_pairs, parameters_of, result_dtype, various
+from .forms import Worst, few, mixed, of_calls, of_pairs, result_dtype, various
 from .refusals import error_of
-from .target import Target
+from .slicing import in_slices, narrow_slices
+from .target import Target, parameters_of
 
 LOW = (torch.bfloat16, torch.float16)
 
@@ -29,10 +30,8 @@ def arguments(t: Target) -> Iterator[Outcome]:
     """
     worst = Worst(t, "every argument")
     pairs = of_pairs(t) if t.first or not t.quick else ()
-    for form, narrow in product(
-        chain(of_calls(t), pairs), (False, True) if "save" in parameters_of(t.case) else (False,)
-    ):
-        with _narrow_slices() if narrow else contextlib.nullcontext():
+    for form, narrow in product(chain(of_calls(t), pairs), (False, True)[: 1 + in_slices(t.case)]):
+        with narrow_slices() if narrow else contextlib.nullcontext():
             found = evaluate(form.ours, form.args)
             alone = form.ours(*form.args)
         truth = form.truth(incoming_gradients(found.outputs))
@@ -53,18 +52,6 @@ def _as_exact(found: Tensor, truth: Tensor) -> bool:
     return found.dtype != torch.float32 or not any(
         torch.equal(found, found.to(low).float()) and not torch.equal(truth, truth.to(low).double()) for low in LOW
     )
-
-
-@contextlib.contextmanager
-def _narrow_slices() -> Iterator[None]:
-    """Classes by twos, and few of the logits kept, of the losses that walk over them in slices."""
-    rules, most = slices.RULES, slices.MOST_KEPT
-    slices.RULES = {device: rule._replace(least=2, multiple=1, least_bytes=1) for device, rule in rules.items()}
-    slices.MOST_KEPT = 100
-    try:
-        yield
-    finally:
-        slices.RULES, slices.MOST_KEPT = rules, most
 
 
 def autocast(t: Target) -> Iterator[Outcome]:
@@ -204,11 +191,33 @@ def as_alone(t: Target) -> Iterator[Outcome]:
     yield worst.outcome()
 
 
+def threads(t: Target) -> Iterator[Outcome]:
+    """Calls from several Python threads at once, as each by itself."""
+    worst = Worst(t, "calls from several threads")
+    form = next(iter(few(t)))
+    calls = [form.with_args(x * (1 + k / 4) if is_learnable(x) else x for x in form.args) for k in range(4)]
+    expected = [evaluate(call.ours, call.args) for call in calls]
+
+    def wrong(k: int) -> bool:
+        found = [evaluate(calls[k].ours, calls[k].args) for _ in range(8)]
+        pairs = (zip(f.outputs + f.gradients, expected[k].outputs + expected[k].gradients, strict=True) for f in found)
+        return not all(same_bits(a, b) for pair in pairs for a, b in pair)
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        worst.expect(not any(pool.map(wrong, range(len(calls)))), "other bits", form.text)
+    yield worst.outcome()
+
+
 def _fakes(t: Target) -> Iterator[Outcome]:
     """Of the narrow and the wide dtypes alike, of which a quick run has the first."""
     asked = t.first if t.quick else t.dtype in MAIN_DTYPES
     if asked:
         yield from transforms.fakes(t)
+
+
+def _traced(t: Target) -> Iterator[Outcome]:
+    if not t.quick:
+        yield from transforms.traced(t)
 
 
 def _compiled(t: Target) -> Iterator[Outcome]:
@@ -237,7 +246,9 @@ PROMISE_CHECKS: tuple[Check, ...] = (
     transforms.vmap,
     _fakes,
     _compiled,
+    _traced,
     kept.kernels_run,
     kept.kept,
     as_alone,
+    threads,
 )

@@ -11,8 +11,8 @@ import torch
 from ..cases.refused import REFUSED
 from .accuracy import is_learnable, wide_copies
 from .checks import Outcome
-from .forms import Form, Worst, few, parameters_of, rows_apart
-from .target import Target
+from .forms import Form, Worst, few, rows_apart
+from .target import Target, parameters_of
 
 
 def mistakes(t: Target) -> Iterator[Outcome]:

@@ -24,6 +24,7 @@ from .checks import (
     Outcome,
     finite_differences,
     rounded_once,
+    rounds,
     rows_alone,
     values,
 )
@@ -78,7 +79,18 @@ def checks_for(target: Target) -> tuple[Check, ...]:
 # The others are of kernels, or of torch's own gradients.
 REFERENCE_CHECKS: tuple[Check, ...] = (values, arguments, no_numbers, forward_mode, second_derivatives)
 # Of a quick run; the others are of its main dtypes. Sources are the same for all.
-IN_EVERY_DTYPE = (*FIRST, values, rounded_once, finite_differences, rows_alone, *NUMBERS, *OF_DTYPES, begun, guarded)
+IN_EVERY_DTYPE = (
+    *FIRST,
+    values,
+    rounded_once,
+    rounds,
+    finite_differences,
+    rows_alone,
+    *NUMBERS,
+    *OF_DTYPES,
+    begun,
+    guarded,
+)
 LEFT_OUT = "lower CPU levels, large inputs, tracing, and most checks of float16, float64 and references"
 
 

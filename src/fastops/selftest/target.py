@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +36,10 @@ class Path:
     def choose(self) -> None:
         if self.isa:
             _C.set_isa(self.isa)
+
+
+def parameters_of(case: Case) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(case.function).parameters
 
 
 def on_path(case: Case, path: Path) -> Case:

@@ -10,6 +10,7 @@ from torch import Tensor, func
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..cases import row_slice, transposed
+from ..cases.inputs import windows
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable, wide_copies
 from .checks import Outcome
 from .forms import Form, Worst, few, various
@@ -20,6 +21,7 @@ HALF, OTHER = (torch.float16, torch.bfloat16), (torch.float32, torch.float64)
 # Or a gradient's bound, where that is larger: the largest errors with room for a quarter to a half.
 TANGENT = {**dict.fromkeys(HALF, 2.0), **dict.fromkeys(OTHER, 6.0)}
 SECOND = {**dict.fromkeys(HALF, 2.5), **dict.fromkeys(OTHER, 14.0)}
+_OF_TORCHS_OPS = 16.0  # times the bounds of ours
 Function = Callable[..., tuple[Tensor, ...]]
 
 
@@ -145,11 +147,24 @@ def _gradient_of(function: Function, form: Form, grads: tuple[Any, ...]) -> Func
     return gradient
 
 
+def traced(t: Target) -> Iterator[Outcome]:
+    """What torch.jit.trace has recorded, by torch's own ops, of other numbers."""
+    if t.dtype not in OTHER:  # of the half types these round in between
+        return
+    worst = Worst(t, "torch.jit.trace", room=_OF_TORCHS_OPS)
+    for form in various(t):
+        graph = torch.jit.trace(lambda *args: form.ours(*args), form.args, check_trace=False)  # noqa: B023
+        other = form.with_args(x * 0.75 if is_learnable(x) else x for x in form.args)
+        found = evaluate(graph, other.args)
+        worst.compare(other, found, other.truth(incoming_gradients(found.outputs)), form.text)
+    yield worst.outcome()
+
+
 def fakes(t: Target) -> Iterator[Outcome]:
     """Shapes, dtypes and strides of results and gradients, of fake tensors as of real ones."""
     worst = Worst(t, "fake results")
     for form in few(t, quick=2):
-        for layout in (torch.Tensor.contiguous, row_slice, transposed):
+        for layout in (torch.Tensor.contiguous, row_slice, transposed, windows):
             args = tuple(layout(x) if x.dim() > 1 else x for x in form.args)
             grads = tuple(layout(g) if g.dim() > 1 else g for g in incoming_gradients(form.ours(*args)))
             real = evaluate(form.ours, args, grads)
