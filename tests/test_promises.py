@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,13 +16,14 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
 
 import fastops
 from fastops import _C
 from fastops.cases import DTYPES, Case, by_name
-from fastops.selftest import gradients, promises, transforms
+from fastops.selftest import checks, compiled, gradients, kept, promises, refusals, transforms
 from fastops.selftest.checks import Check
-from fastops.selftest.runner import checks_for, targets
+from fastops.selftest.runner import checks_for, outcomes_of, targets
 from fastops.selftest.target import Path, Target, paths_of
 
 Function = Callable[..., Any]
@@ -104,6 +106,41 @@ def of_any_target(input: Tensor, target: Tensor, **options: Any) -> Any:
     return fastops.log_prob(input, torch.where(target < classes, target, classes - 1), **options)
 
 
+def of_another_type(input: Tensor) -> Tensor:
+    if not isinstance(input, Tensor):
+        raise RuntimeError(f"[relu] input must be a Tensor, got {input}")
+    return fastops.relu(input)
+
+
+def of_any_smoothing(*args: Any, label_smoothing: Any = 0.0, **options: Any) -> Any:
+    bent = min(max(label_smoothing, 0.0), 1.0) if isinstance(label_smoothing, float) else label_smoothing
+    return fastops.cross_entropy(*args, label_smoothing=bent, **options)
+
+
+def without_an_offset_along_the_first(*args: Any, **options: Any) -> Tensor:
+    return fastops.swiglu(*args, **(options | ({"offset": 0.0} if options.get("dim") == 0 else {})))
+
+
+def rounded(*args: Any, **options: Any) -> Any:
+    found = fastops.log_prob(*args, **options)
+    coarse = [x.to(args[0].dtype if args else options["input"].dtype).to(x.dtype) for x in pytree.tree_leaves(found)]
+    return pytree.tree_unflatten(coarse, pytree.tree_structure(found))
+
+
+SHARED: dict[str, Tensor] = {}
+
+
+def by_one_place(input: Tensor) -> Tensor:
+    SHARED["input"] = input
+    time.sleep(1e-3)
+    return fastops.square(SHARED["input"])
+
+
+def in_two_graphs(input: Tensor) -> Tensor:
+    torch._dynamo.graph_break()
+    return fastops.square(input)
+
+
 def transposed_fake(y: Tensor) -> Tensor:
     return y.mT.contiguous().mT if isinstance(y, FakeTensor) else y
 
@@ -134,8 +171,8 @@ BROKEN: dict[str, tuple[str, Check, Function]] = {
     "NaN that spreads": ("square", promises.no_numbers, changed(lambda y: y + 0 * y.sum(), fastops.square)),
     "NaN that vanishes": ("relu", promises.no_numbers, changed(torch.nan_to_num, fastops.relu)),
     "a dtype that is another argument's": ("layer_norm", promises.other_dtypes, bias_of_the_weights_dtype),
-    "an index that is bent": ("log_prob", promises.wrong_indices, of_any_target),
-    "an error without a name": ("relu", promises.mistakes, nameless),
+    "an index that is bent": ("log_prob", refusals.wrong_indices, of_any_target),
+    "an error without a name": ("relu", refusals.mistakes, nameless),
     "a batch along another dimension": (
         "square",
         transforms.vmap,
@@ -151,6 +188,36 @@ BROKEN: dict[str, tuple[str, Check, Function]] = {
         transforms.second_derivatives,
         lambda input: (2 * input.detach() * input) - input.detach() ** 2,
     ),
+    "two options of which one is ignored": ("swiglu", promises.arguments, without_an_offset_along_the_first),
+    "a result that is rounded": ("log_prob", promises.arguments, rounded),
+    "another result where nothing learns": (
+        "square",
+        promises.arguments,
+        changed(lambda y: y if y.requires_grad else y + 1, fastops.square),
+    ),
+    "an error of another type": ("relu", refusals.mistakes, of_another_type),
+    "an option that is bent": ("cross_entropy", refusals.mistakes, of_any_smoothing),
+    "another composition than its parts": (
+        "add_rms_norm",
+        promises.as_alone,
+        changed(lambda pair: (2 * pair[0], pair[1]), fastops.add_rms_norm),
+    ),
+    "memory that threads share": ("square", promises.threads, by_one_place),
+    "NaN that does not come out": ("sigmoid", promises.no_number_comes_in, with_gradient(torch.nan_to_num)),
+    "no kernel": ("square", kept.kernels_run, lambda input: input * input),
+    "more that is kept": ("square", kept.kept, lambda input: fastops.square(input) + 0 * input.exp()),
+    "one rounding too many": ("square", checks.rounds, with_gradient(lambda grad: 1.01 * grad, fastops.square)),
+    "a break of the graph": ("square", compiled.compiled, in_two_graphs),
+    "a number in a trace": (
+        "square",
+        transforms.traced,
+        lambda input: fastops.square(input) + (input.sum().item() if torch.jit.is_tracing() else 0.0),
+    ),
+    "forward mode over a gradient": (
+        "square",
+        transforms.forward_over_reverse,
+        lambda input: (2 * input.detach() * input) - input.detach() ** 2,
+    ),
     "strides of fakes": ("square", transforms.fakes, changed(transposed_fake, fastops.square)),
 }
 
@@ -159,7 +226,8 @@ BROKEN: dict[str, tuple[str, Check, Function]] = {
 def test_what_is_broken_is_found(op: str, check: Check, broken: Function, device: torch.device) -> None:
     case = by_name()[op]
     function = functools.wraps(case.function)(lambda *args, **options: broken(*args, **options))
-    outcomes = list(check(_target(dataclasses.replace(case, function=function), torch.bfloat16, device)))
+    dtype = torch.float32 if check is transforms.traced else torch.bfloat16
+    outcomes = outcomes_of(check, _target(dataclasses.replace(case, function=function), dtype, device))
     assert not all(outcome.ok for outcome in outcomes)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..cases.refused import REFUSED
-from .accuracy import is_learnable, wide_copies
+from .accuracy import wide_copies
 from .checks import Outcome
 from .forms import Form, Worst, few, rows_apart
 from .target import Target, parameters_of
@@ -66,11 +66,12 @@ def wrong_indices(t: Target) -> Iterator[Outcome]:
 
 def _no_numbers(worst: Worst, form: Form, other: Form, where: str) -> None:
     """The results that are NaN, and the gradients, are of as many rows."""
-    args = [x.detach().requires_grad_() if is_learnable(x) else x for x in other.args]
-    outputs = other.ours(*args)
+    first, *others = other.args
+    first = first.detach().requires_grad_()
+    outputs = other.ours(first, *others)
     worst.expect(any(bool(x.isnan().any()) for x in outputs), "no NaN", where)
     worst.expect(any(not bool(x.isnan().all()) for x in outputs), "NaN in other rows", where)
-    (gradient,) = torch.autograd.grad([x.sum() for x in outputs if x.requires_grad], args[0])
+    (gradient,) = torch.autograd.grad([x.sum() for x in outputs if x.requires_grad], first)
     worst.expect(bool(gradient.isnan().any()), "a gradient without NaN", where)
     worst.expect(not bool(gradient.isnan().all()), "NaN in the gradient of other rows", where)
 

@@ -109,7 +109,7 @@ def run(target: Target) -> Iterator[Result]:
     try:
         for check in checks_for(target):
             start = time.perf_counter()
-            for outcome in _outcomes(check, target):
+            for outcome in outcomes_of(check, target):
                 yield Result(
                     op=target.case.name,
                     path=str(target.path),
@@ -126,7 +126,7 @@ def run(target: Target) -> Iterator[Result]:
         _C.set_isa(before)
 
 
-def _outcomes(check: Check, target: Target) -> list[Outcome]:
+def outcomes_of(check: Check, target: Target) -> list[Outcome]:
     found: list[Outcome] = []
     on_device = torch.cuda.device(target.path.device) if target.path.device.type == "cuda" else contextlib.nullcontext()
     try:

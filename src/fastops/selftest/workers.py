@@ -64,11 +64,14 @@ def shared_steps(groups: Sequence[Group], processes: int) -> Iterator[Step]:
     def work(target: Target) -> list[Result]:
         process = idle.get()
         try:
-            return process.submit(_work, _task(target)).result()
+            results, usable = process.submit(_work, _task(target)).result()
         except BrokenProcessPool:
-            process.shutdown()
-            process = ProcessPoolExecutor(1, context)
-            return [failure_of(target, "process", "the process that ran this was ended by it")]
+            results, usable = [failure_of(target, "process", "the process that ran this was ended by it")], False
+        try:
+            if not usable:
+                process.shutdown()
+                process = ProcessPoolExecutor(1, context)
+            return results
         finally:
             idle.put(process)
 
@@ -90,8 +93,14 @@ def _task(target: Target) -> _Task:
     )
 
 
-def _work(task: _Task) -> list[Result]:
-    results = list(run(task.target()))
+def _work(task: _Task) -> tuple[list[Result], bool]:
+    """Results, and whether the process can go on: behind an error of a GPU nothing runs there any more."""
+    target = task.target()
+    results = list(run(target))
     if task.path.device.type == "cuda":
-        torch.cuda.empty_cache()  # the other processes want memory as well
-    return results
+        try:
+            torch.cuda.synchronize(task.path.device)
+            torch.cuda.empty_cache()  # the other processes want memory as well
+        except RuntimeError as error:
+            return [*results, failure_of(target, "process", str(error).partition("\n")[0])], False
+    return results, True
