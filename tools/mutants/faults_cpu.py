@@ -105,6 +105,15 @@ FAULTS = (
         "return to_lanes_of<T>(pair<vf32>{v.a == v.a ? v.a : nan, v.b == v.b ? v.b : nan});",
         "return to_lanes_of<T>(v);",
     ),
+    Fault(
+        "cpu-norm-streamed-parameter-sums",
+        1,
+        NORMS,
+        "cpp/kernels/norm_backward.cpp",
+        "Where gradients are stored past the caches, the sums for the parameters are a chunk's last block's.",
+        "strip<kStrip, true>(block, j + i, w + i, partial, fresh, whole{});",
+        "strip<kStrip, true>(block, j + i, w + i, partial, true, whole{});",
+    ),
     # ---- numbers and vectors -----------------------------------------------------------------------------------------
     Fault(
         "cpu-bfloat16-ties-up",
@@ -251,6 +260,15 @@ FAULTS = (
         "      total += sum;\n    }\n    static_cast<A*>(p.row_sums)[r] = sum_lanes(total);",
         "      total = sum;\n    }\n    static_cast<A*>(p.row_sums)[r] = sum_lanes(total);",
     ),
+    Fault(
+        "cpu-gated-scale-gradient-in-one-chain",
+        4,
+        GATED,
+        "cpp/cpu/engine/pointwise.h",
+        "The gradient of a row's scale is added up in one chain, which loses digits of long rows.",
+        "constexpr int64_t W = simd<A>::size, kBlock = 32 * W;",
+        "constexpr int64_t W = simd<A>::size, kBlock = int64_t{1} << 40;",
+    ),
     # ---- softmax and the losses --------------------------------------------------------------------------------------
     Fault(
         "cpu-softmax-peak-of-first-segment",
@@ -332,6 +350,42 @@ FAULTS = (
         "The losses of many rows are added up in float32.",
         "double chains[kChains] = {}, sum = 0;",
         "A chains[kChains] = {}, sum = 0;",
+    ),
+    Fault(
+        "cpu-rows-segment-of-minus-infinity",
+        2,
+        (*SOFTMAXES, *LOSSES),
+        "cpp/cpu/engine/rows.h",
+        "A long row is NaN where one of its segments is nothing but -inf.",
+        "from = center(splat(top))[0];",
+        "from = top;",
+    ),
+    Fault(
+        "cpu-rows-nan-gradient-payload",
+        2,
+        LOSSES,
+        "cpp/cpu/row_numbers.h",
+        "An incoming gradient that is a NaN of other bits becomes 0 in a half type.",
+        'return x == x ? x : static_cast<A>(__builtin_nan(""));',
+        "return x;",
+    ),
+    Fault(
+        "cpu-losses-softcap-of-negative-scale",
+        2,
+        LINEAR_LOSSES,
+        "cpp/cpu/cross_entropy.cpp",
+        "Where parts are joined, a softcap beside a negative scale turns the target's sign.",
+        "const A ranked = static_cast<A>(this->caps() ? target : target * sign);",
+        "const A ranked = static_cast<A>(target * sign);",
+    ),
+    Fault(
+        "cpu-rows-greatest-but-for-the-last",
+        4,
+        (*SOFTMAXES, *LOSSES),
+        "cpp/cpu/engine/lanes.h",
+        "The last element of some float16 rows does not count for the maximum.",
+        "return {fill_first(v.a, part.count, other.a), fill_first(v.b, part.count - W, other.b)};",
+        "return {fill_first(v.a, part.count, other.a), fill_first(v.b, part.count - W - 1, other.b)};",
     ),
     # ---- rope, linear, lltm ------------------------------------------------------------------------------------------
     Fault(

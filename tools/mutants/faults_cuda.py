@@ -149,6 +149,51 @@ FAULTS = _on_cuda(
             "  wait_for_earlier_kernels();\n",
             "",
         ),
+        Fault(
+            "cuda-norm-ragged-unchecked-word",
+            1,
+            ("rms_norm", "layer_norm"),
+            "cuda/norm_backward_ragged.cu",
+            "Of rows of two warps one word too many is taken to lie inside.",
+            "constexpr int Checked = Lanes ? Words : Words - std::min(4, Words / 2);",
+            "constexpr int Checked = Lanes ? Words : Words - std::min(4, (Words + 1) / 2);",
+        ),
+        Fault(
+            "cuda-norm-one-row-bias-gradient",
+            2,
+            LAYER_NORMS,
+            "cuda/norm_backward_few.cu",
+            "The bias gradient of one row is written in the dtype of the weight's.",
+            "if (a.wide[which])",
+            "if (a.wide[0])",
+        ),
+        Fault(
+            "cuda-norm-cluster-residual",
+            3,
+            ("add_rms_norm", "add_layer_norm"),
+            "cuda/norm_forward_cluster.cu",
+            "Threads without a vector of a row copy the residual's behind it.",
+            "if constexpr (Residual) device::copy_async(residuals + g * Team, residual + g * Team, own(g));",
+            "if constexpr (Residual) device::copy_async(residuals + g * Team, residual + g * Team, true);",
+        ),
+        Fault(
+            "cuda-norm-ring-not-free",
+            5,
+            RMS_NORMS,
+            "cuda/norm_backward_ring.cu",
+            "A team that is done writes its sums into the ring while another still reads its last row there.",
+            "    if (teams > 1) __syncthreads();  // the ring's memory is free\n",
+            "",
+        ),
+        Fault(
+            "cuda-norm-long-backward-starts-the-next",
+            5,
+            ("layer_norm", "rms_norm"),
+            "cuda/norm_backward.cu",
+            "The kernel that sums columns may start before those have ended that write what it reads.",
+            "  wait_for_earlier_kernels();\n  let_next_kernel_start();\n",
+            "  let_next_kernel_start();\n  wait_for_earlier_kernels();\n",
+        ),
         # ---- softmax and the losses ----------------------------------------------------------------------------------
         Fault(
             "cuda-rows-no-wait",
@@ -213,6 +258,24 @@ FAULTS = _on_cuda(
             "first += kAtOnce * kThreads) {",
             "first += kThreads) {",
         ),
+        Fault(
+            "cuda-rows-outer-stride",
+            1,
+            SOFTMAXES,
+            "cuda/engine/row/launch.cuh",
+            "Whether the outer stride keeps rows aligned is asked of the inner one.",
+            "(rows <= view.inner || view.outer_stride * size % bytes == 0);",
+            "(rows <= view.inner || view.inner_stride * size % bytes == 0);",
+        ),
+        Fault(
+            "cuda-rows-shares-out-of-order",
+            2,
+            ("log_prob", "cross_entropy"),
+            "cuda/engine/row/row_kernel.cuh",
+            "The order in which a long row is added up depends on how many rows there are.",
+            "tell_cluster(sum, cluster_sums, rank * shares + share, shape.blocks, share == 0);",
+            "tell_cluster(sum, cluster_sums, share * shape.blocks + rank, shape.blocks, share == 0);",
+        ),
         # ---- elementwise and gated -----------------------------------------------------------------------------------
         Fault(
             "cuda-pointwise-one-behind",
@@ -258,6 +321,16 @@ FAULTS = _on_cuda(
             "The gradient of a row's scale leaves out what the last team has found.",
             "for (int k = 1; k < teams; ++k) sum += parts[k];",
             "for (int k = 1; k < teams - 1; ++k) sum += parts[k];",
+        ),
+        Fault(
+            "cuda-pointwise-offset-32-bits",
+            1,
+            ELEMENTWISE,
+            "cuda/engine/pointwise.cuh",
+            "An element's offset is computed in 32 bits where 32 bits count the elements.",
+            "      for (int k = 0; k < Operands; ++k) at[k] += along * strides[k][d];",
+            "      for (int k = 0; k < Operands; ++k)\n"
+            "        at[k] += static_cast<Index>(along) * static_cast<Index>(strides[k][d]);",
         ),
         # ---- rope, linear, lltm --------------------------------------------------------------------------------------
         Fault(
@@ -313,6 +386,25 @@ FAULTS = _on_cuda(
             "Gradients of the gates are read before all threads have written theirs.",
             "    __syncthreads();\n#pragma unroll\n    for (int i = 0; i < kEach; ++i) {\n      const A* gradients",
             "#pragma unroll\n    for (int i = 0; i < kEach; ++i) {\n      const A* gradients",
+        ),
+        Fault(
+            "cuda-rope-behind-the-head",
+            3,
+            ("rope", "qk_norm_rope"),
+            "cuda/rope.cuh",
+            "Half a vector behind the rotated part is read as a whole one.",
+            "  if (!Aligned || place.second_count > 0) v.b = load_narrow<Aligned, W>(head + place.second, place.s"
+            "econd_count);",
+            "  v.b = load_narrow<Aligned, W>(head + place.second, place.second_count);",
+        ),
+        Fault(
+            "cuda-linear-second-row",
+            3,
+            ("linear",),
+            "cuda/linear.cu",
+            "Of an odd number of rows, two a thread, one more is read and written behind the last.",
+            "const auto inside = [&](int k) { return k == 0 || row + k * blockDim.y < a.rows; };",
+            "const auto inside = [&](int k) { return k == 0 || row + k * blockDim.y <= a.rows; };",
         ),
     )
 )

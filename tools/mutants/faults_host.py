@@ -180,4 +180,22 @@ FAULTS = (
         "const int64_t tasks = a.rows * plan::cpu::segments(a.n, computed);",
         "const int64_t tasks = a.rows * (a.n * size_of(computed) / plan::cpu::kSegmentBytes);",
     ),
+    Fault(
+        "host-gated-gradient-of-seventeen-dims",
+        1,
+        GATED,
+        "cpp/host/gated.cpp",
+        "An incoming gradient that leaves more dimensions than kernels take is refused.",
+        "if (has_too_many_dims(first, second) || has_too_many_dims(grad, std::nullopt)) {",
+        "if (has_too_many_dims(first, second)) {",
+    ),
+    Fault(
+        "host-strides-of-windows",
+        2,
+        ELEMENTWISE,
+        "cpp/host/strides.cpp",
+        "Results of a view whose dimensions have equal strides have other strides than torch's and the fake's.",
+        "      if (sizes[a] > sizes[b]) return 1;\n",
+        "",
+    ),
 )

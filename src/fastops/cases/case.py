@@ -36,6 +36,7 @@ class Call:
     needs: dict[str, str] = field(default_factory=dict)  # a tensor that is only there with another
 
 
+ANY_ROWS = 1 << 62
 Calls = Callable[[Make], Iterator[Call]]
 
 
@@ -49,7 +50,7 @@ class RawCall:
     row_outputs: tuple[int, ...] = (0,)
     coarse: tuple[int, ...] = ()  # outputs of a finer dtype that are counted in the first argument's ulps
     args_of: Callable[[int, int], tuple[Any, ...]] | None = None  # of rows [begin, end), where slices are not they
-    most_rows: int = 1 << 62
+    most_rows: int = ANY_ROWS
     elementwise: bool = False  # each result is of one number of each tensor
 
     def __call__(self) -> tuple[Tensor, ...]:

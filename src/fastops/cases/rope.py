@@ -142,11 +142,13 @@ def samples(weights: bool) -> Iterator[Sample]:
 
 
 def raw(name: str) -> Callable[[Make, int, int], list[RawCall]]:
-    """Tokens first; tables of both widths and dtypes, by halves and interleaved, with positions, the adjoint."""
+    """Tokens first; tables of both widths and dtypes, by halves and interleaved, with positions, the adjoint.
+
+    With positions a few numbers of a head are not rotated.
+    """
 
     def calls(make: Make, rows: int, n: int) -> list[RawCall]:
         n = n if name == "rope" else min(n, MOST_NORMALIZED)
-        rotary = n // 2 * 2
         found: list[RawCall] = []
         for half, interleaved, looked_up, adjoint in (
             (False, False, False, False),
@@ -155,6 +157,7 @@ def raw(name: str) -> Callable[[Make, int, int], list[RawCall]]:
             (True, False, True, True),
         ):
             dtype = make.parameter_dtype if half else make.dtype
+            rotary = (n - 4 if looked_up and n > 8 else n) // 2 * 2
             q, k = make(rows, 3, n), make(rows, 2, n)
             tables = [make(7 if looked_up else rows, rotary // 2 if half else rotary, dtype=dtype) for _ in range(2)]
             positions = make.integers(rows, below=7) if looked_up else None

@@ -161,11 +161,11 @@ def finite_differences(t: Target) -> Iterator[Outcome]:
 
 def opcheck(t: Target) -> Iterator[Outcome]:
     """torch's own check of a custom op: schema, fake, and tracing, which takes long, of one dtype and level."""
-    if t.path.lower or (t.quick and not t.first):
+    if t.path.lower or t.quick:
         return
     failures = []
     tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
-    if t.dtype == torch.float32 and not t.quick:
+    if t.dtype == torch.float32:
         tests.append("test_aot_dispatch_dynamic")
     for call in t.raw(3, 5):
         found: dict[str, Any] = torch.library.opcheck(
@@ -225,7 +225,7 @@ def repeatable(t: Target) -> Iterator[Outcome]:
     """The same bits from run to run, on the CPU by any number of threads: of few rows, of many and of long ones."""
     wrong = set()
     threads = torch.get_num_threads()
-    long = ((1, 70001),) if t.quick else ((3, 16411), (1, 70001))
+    long = ((1, 70001),) * t.first if t.quick else ((3, 16411), (1, 70001))
     for rows, columns in ((ROWS, COLUMNS), (2053, 29), *(() if t.path.lower else long)):
         for call in t.raw(rows, columns):
             first = call()

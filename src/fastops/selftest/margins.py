@@ -73,7 +73,7 @@ def margins(t: Target) -> Iterator[Outcome]:
     for call, text in raw_calls(t.case, t.make(), t.quick):
         expected = results(call)
         tensors = {k: x for k, x in enumerate(call.args) if isinstance(x, Tensor) and x.numel()}
-        for late in (0, 1) if tensors else ():
+        for late in (0, 1)[t.quick :] if tensors else ():
             memory, copies = between(list(tensors.values()), late)
             before = memory.clone()
             found = results(with_tensors(call, dict(zip(tensors, copies, strict=True))))

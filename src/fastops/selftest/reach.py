@@ -10,8 +10,7 @@ import contextlib
 import functools
 import math
 import sys
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from .._plan import DTYPES, card_here
 from ..cases import Layout, RawCall
+from ..cases.case import ANY_ROWS
 from ..cases.inputs import HALVES
 from .accuracy import ulps, wide_copies
 from .bands import LARGE, STREAMED, Band, Problem, bands_of
@@ -67,7 +67,7 @@ def rules(t: Target) -> Iterator[Outcome]:
 def calls_of_rules(t: Target, most: int) -> Iterator[tuple[RawCall, str]]:
     """Contiguous calls of each rule, of so many bytes a tensor, also of float32 beside a half type."""
     size = 4 if t.dtype in HALVES else t.dtype.itemsize
-    for problem, _, each in _each_rule(t, _bands(t, most // size), 0):
+    for problem, _, each in _each_rule(t, _bands(t, most // size, (min,)), 0):
         if not problem.layout:
             yield each.many(each.times(problem), None), f"{each.call.op}, {problem.rows} rows of {problem.n}"
 
@@ -87,9 +87,9 @@ def _each_rule(
                 yield problem, its_bands, each
 
 
-def _bands(t: Target, most: int = sys.maxsize) -> dict[Band, list[Problem]]:
+def _bands(t: Target, most: int = sys.maxsize, ends: Iterable[Any] = (min, max)) -> dict[Band, list[Problem]]:
     """Of so many numbers at most. A quick run has what is not large, many of the shortest rows of a band and few of
-    the longest.
+    the longest, or of these ``ends`` one.
 
     On the CPU what is large is of two dtypes at the best level, of one at others: all are of one source.
     """
@@ -101,16 +101,16 @@ def _bands(t: Target, most: int = sys.maxsize) -> dict[Band, list[Problem]]:
         most = min(most, _LARGE if on_cpu else LARGE // t.dtype.itemsize)
     found = {band: [p for p in problems if p.rows * p.n <= most] for band, problems in found.items()}
     if t.quick:
-        found = {band: _of_few(problems) for band, problems in found.items()}
+        found = {band: _at_ends(problems, ends) for band, problems in found.items()}
     return {band: problems for band, problems in found.items() if problems}
 
 
-def _of_few(problems: list[Problem]) -> list[Problem]:
+def _at_ends(problems: list[Problem], ends: Iterable[Any]) -> list[Problem]:
     alike: dict[Any, list[Problem]] = {}
     for p in problems:
         alike.setdefault((p.backward, p.wide, p.layout), []).append(p)
-    chosen = ((min(of, key=lambda p: (p.n, -p.rows)), max(of, key=lambda p: (p.n, -p.rows))) for of in alike.values())
-    return list(dict.fromkeys(chain.from_iterable(chosen)))
+    chosen = (end(of, key=lambda p: (p.n, -p.rows)) for of in alike.values() for end in ends)
+    return list(dict.fromkeys(chosen))
 
 
 def _chosen(few: list[_Few], t: Target, problem: Problem, few_numbers: int) -> Iterator[_Few]:
@@ -190,7 +190,8 @@ class _Few:
                 if not _all_alike(repeated):
                     raise _DiffersError("a row differs from its repetition")
                 out = repeated[0]
-                if not same_bits(out, self.alone[k]):
+                # What takes few rows alone may add up by how many there are, as torch's product does.
+                if call.most_rows == ANY_ROWS and not same_bits(out, self.alone[k]):
                     raise _DiffersError("a row depends on how many there are")
             elif expected.shape != two[k].shape:  # a mask in the order of memory
                 continue

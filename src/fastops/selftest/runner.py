@@ -91,7 +91,9 @@ IN_EVERY_DTYPE = (
     begun,
     guarded,
 )
-LEFT_OUT = "lower CPU levels, large inputs, tracing, and most checks of float16, float64 and references"
+LEFT_OUT = (
+    "lower CPU levels, large inputs, tracing, torch's opcheck, and most checks of float16, float64 and references"
+)
 
 
 def name_of(dtype: torch.dtype) -> str:

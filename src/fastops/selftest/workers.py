@@ -17,7 +17,7 @@ from .aten_checks import PREFIX, aten_case
 from .runner import Group, Result, Step, failure_of, run, steps
 from .target import Path, Target, on_path
 
-MOST = 8
+MOST = 4
 _TARGETS_A_PROCESS = 6  # that are worth the seconds in which a process imports torch
 _OF_A_GPU = 6 << 30  # bytes, with the process of guard pages
 
