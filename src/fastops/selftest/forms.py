@@ -89,12 +89,10 @@ def of_calls(t: Target) -> Iterator[Form]:
 def of_pairs(t: Target) -> Iterator[Form]:
     """The options of each two calls of the table together, where neither has what the other changes."""
     calls = list(t.case.calls(t.make()))
-    shared = {
-        name: value
-        for call in calls[:1]
-        for name, value in call.arguments.items()
-        if any(other.arguments.get(name) is value for other in calls[1:])
-    }
+    if not calls:
+        return
+    first, *others = calls
+    shared = {n: v for n, v in first.arguments.items() if any(call.arguments.get(n) is v for call in others)}
     own = [{n: v for n, v in call.arguments.items() if n not in shared or shared[n] is not v} for call in calls]
     for (one, a), (other, b) in combinations(zip(calls, own, strict=True), 2):
         if not {*a} & {*b}:
