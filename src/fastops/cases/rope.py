@@ -157,7 +157,7 @@ def raw(name: str) -> Callable[[Make, int, int], list[RawCall]]:
             (True, False, True, True),
         ):
             dtype = make.parameter_dtype if half else make.dtype
-            rotary = (n - 4 if looked_up and n > 8 else n) // 2 * 2
+            rotary = (n - 4 if looked_up and 8 < n < MOST_NORMALIZED else n) // 2 * 2
             q, k = make(rows, 3, n), make(rows, 2, n)
             tables = [make(7 if looked_up else rows, rotary // 2 if half else rotary, dtype=dtype) for _ in range(2)]
             positions = make.integers(rows, below=7) if looked_up else None

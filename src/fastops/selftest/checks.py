@@ -160,14 +160,16 @@ def finite_differences(t: Target) -> Iterator[Outcome]:
 
 
 def opcheck(t: Target) -> Iterator[Outcome]:
-    """torch's own check of a custom op: schema, fake, and tracing, which takes long, of one dtype and level."""
+    """torch's own check of a custom op: schema, fake, and tracing, which takes long, of one call, dtype and level."""
     if t.path.lower or t.quick:
         return
     failures = []
-    tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
-    if t.dtype == torch.float32:
-        tests.append("test_aot_dispatch_dynamic")
-    for call in t.raw(3, 5):
+    calls = t.raw(3, 5)
+    last = {call.op: k for k, call in enumerate(calls)}
+    for k, call in enumerate(calls):
+        tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
+        if t.first and last[call.op] == k:
+            tests.append("test_aot_dispatch_dynamic")
         found: dict[str, Any] = torch.library.opcheck(
             getattr(torch.ops.fastops, call.op).default, call.args, test_utils=tests, raise_exception=False
         )
@@ -226,7 +228,8 @@ def repeatable(t: Target) -> Iterator[Outcome]:
     wrong = set()
     threads = torch.get_num_threads()
     long = ((1, 70001),) * t.first if t.quick else ((3, 16411), (1, 70001))
-    for rows, columns in ((ROWS, COLUMNS), (2053, 29), *(() if t.path.lower else long)):
+    many = ((2053, 29),) if t.dtype in MAIN_DTYPES else ()
+    for rows, columns in ((ROWS, COLUMNS), *many, *(() if t.path.lower else long)):
         for call in t.raw(rows, columns):
             first = call()
             for count in (1, 2, 3, 7) if t.path.kind == "cpu" else (threads, threads):

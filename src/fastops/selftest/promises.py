@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain, islice, product
 
 import torch
 from torch import Tensor
@@ -29,7 +29,9 @@ def arguments(t: Target) -> Iterator[Outcome]:
     nothing learns.
     """
     worst = Worst(t, "every argument")
-    pairs = of_pairs(t) if t.first or not t.quick else ()
+    pairs = of_pairs(t)
+    if t.quick:  # every second one, of the first dtype
+        pairs = islice(pairs, 0, None if t.first else 0, 2)
     for form, narrow in product(chain(of_calls(t), pairs), (False, True)[: 1 + in_slices(t.case)]):
         with narrow_slices() if narrow else contextlib.nullcontext():
             found = evaluate(form.ours, form.args)
@@ -95,7 +97,8 @@ def no_numbers(t: Target) -> Iterator[Outcome]:
                 where = f"{form.text}, {value} in {form.names[k]}"
                 for a, b in zip(found.outputs, expected.outputs, strict=True):
                     worst.expect(torch.equal(_class(a), _class(b)), "not where the formula has them", where)
-                worst.compare(form, _numbers_of(found, expected), _numbers_of(expected, found), where)
+                if not t.quick or value == -torch.inf:  # as what is masked is
+                    worst.compare(form, _numbers_of(found, expected), _numbers_of(expected, found), where)
                 if t.case.rounds_between:
                     continue
                 every = (x.outputs + x.gradients for x in (found, clean, expected, truth))
@@ -193,6 +196,8 @@ def as_alone(t: Target) -> Iterator[Outcome]:
 
 def threads(t: Target) -> Iterator[Outcome]:
     """Calls from several Python threads at once, as each by itself."""
+    if t.quick and not t.first:
+        return
     worst = Worst(t, "calls from several threads")
     form = next(iter(few(t)))
     calls = [form.with_args(x * (1 + k / 4) if is_learnable(x) else x for x in form.args) for k in range(4)]
@@ -221,7 +226,7 @@ def _traced(t: Target) -> Iterator[Outcome]:
 
 
 def _compiled(t: Target) -> Iterator[Outcome]:
-    if not t.quick and t.dtype in MAIN_DTYPES:
+    if t.first and not t.quick:
         yield from compiled.compiled(t)
 
 
