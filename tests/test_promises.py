@@ -37,8 +37,8 @@ def test_promise(case: Case, dtype: torch.dtype, check: Check, device: torch.dev
         assert outcome.ok, outcome
 
 
-def _target(case: Case, dtype: torch.dtype, device: torch.device) -> Target:
-    return Target(case, dtype, Path(device, "cuda" if device.type == "cuda" else "cpu"), quick=True)
+def _target(case: Case, dtype: torch.dtype, device: torch.device, quick: bool = True) -> Target:
+    return Target(case, dtype, Path(device, "cuda" if device.type == "cuda" else "cpu"), quick)
 
 
 class WithGradient(torch.autograd.Function):
@@ -227,7 +227,8 @@ def test_what_is_broken_is_found(op: str, check: Check, broken: Function, device
     case = by_name()[op]
     function = functools.wraps(case.function)(lambda *args, **options: broken(*args, **options))
     dtype = torch.float32 if check is transforms.traced else torch.bfloat16
-    outcomes = outcomes_of(check, _target(dataclasses.replace(case, function=function), dtype, device))
+    quick = check not in (compiled.compiled, transforms.traced)
+    outcomes = outcomes_of(check, _target(dataclasses.replace(case, function=function), dtype, device, quick))
     assert not all(outcome.ok for outcome in outcomes)
 
 

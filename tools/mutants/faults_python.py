@@ -264,30 +264,9 @@ FAULTS = (
         LINEAR_LOSSES,
         "src/fastops/families/linear_walk.py",
         "Room for slices of logits is kept from call to call, and two threads of Python share it.",
-        "def parts_of(linear: Linear, kept: int, numbers: Callable[[Tensor, int], Tensor]) -> tuple[Tensor, T"
-        "ensor]:\n"
-        '    """``numbers`` of logits and the class where they begin, stacked, and the logits of the first ``'
-        "kept`` classes.\n"
-        "\n"
-        "    These are multiplied at once, the others a slice at a time in one place.\n"
-        '    """\n'
-        "    logits = linear.room(kept)\n"
-        "    parts = [numbers(linear.multiply(0, kept, logits), 0)] if kept else []\n"
         "    spare = linear.room(min(linear.width, linear.classes - kept))\n",
-        "_spare: dict[Any, Tensor] = {}\n"
-        "\n"
-        "\n"
-        "def parts_of(linear: Linear, kept: int, numbers: Callable[[Tensor, int], Tensor]) -> tuple[Tensor, T"
-        "ensor]:\n"
-        '    """``numbers`` of logits and the class where they begin, stacked, and the logits of the first ``'
-        "kept`` classes.\n"
-        "\n"
-        "    These are multiplied at once, the others a slice at a time in one place.\n"
-        '    """\n'
-        "    logits = linear.room(kept)\n"
-        "    parts = [numbers(linear.multiply(0, kept, logits), 0)] if kept else []\n"
         "    columns = min(linear.width, linear.classes - kept)\n"
-        "    place = (linear.x.shape[0], columns, linear.x.dtype, linear.x.device)\n"
-        "    spare = _spare.setdefault(place, linear.room(columns))\n",
+        '    place = f"{linear.x.shape[0]} {columns} {linear.x.dtype} {linear.x.device}"\n'
+        "    spare = parts_of.__dict__.setdefault(place, linear.room(columns))\n",
     ),
 )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .case import RawCall, Sample
-from .inputs import LAYOUTS, SIZES, Layout, Make, channels_last, reversed_dims, row_slice, stepped, transposed
+from .inputs import LAYOUTS, SIZES, Layout, Make, channels_last, reversed_memory, row_slice, stepped, transposed
 
 
 def samples(scale: float) -> tuple[Sample, ...]:
@@ -33,7 +33,7 @@ def samples(scale: float) -> tuple[Sample, ...]:
         *(sample(f"shape{'x'.join(map(str, s))}", *s) for s in ((0, 16), (5, 0), (3, 4), (37, 129), (2, 3, 1, 5))),
         *(sample(layout.__name__, 37, 67, layout=layout) for layout in LAYOUTS),
         sample("vectors", 67, 72, layout=row_slice),  # on CUDA; fewer elements have a thread each
-        sample("dims17", *[2] * 17, layout=reversed_dims, large=True),
+        sample("dims17", *[2] * 17, layout=reversed_memory, large=True),
         sample("vectors3d", 3, 5, 32),
         sample("stepped3d", 5, 7, 9, layout=stepped),
         sample("channels_last", 2, 5, 3, 7, layout=channels_last),

@@ -17,7 +17,6 @@ from .inputs import (
     Make,
     channels_last,
     misaligned,
-    reversed_dims,
     row_slice,
     stepped,
     transposed,
@@ -107,7 +106,7 @@ def samples() -> Iterator[Sample]:
         yield two(f"{layout.__name__}_gate", 37, 67, layout=layout)
         yield two(f"{layout.__name__}_up", 37, 67, other=layout)
     yield two("channels_last", 2, 5, 3, 7, layout=channels_last, other=channels_last)
-    yield two("dims17", *[2] * 17, layout=reversed_dims, large=True)
+    yield two("dims17", *[2] * 17, large=True)
     yield two("large_misaligned", 33, 257, layout=misaligned)  # on CUDA: a vector at any alignment
     yield two("large_rows", 67, 131, layout=row_slice)
     yield from packed()

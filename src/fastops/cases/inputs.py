@@ -78,8 +78,10 @@ def windows(t: Tensor) -> Tensor:
     return dense.as_strided(t.shape, (*dense.stride()[:-2], 1, 1))
 
 
-def reversed_dims(t: Tensor) -> Tensor:
-    return t.permute(*reversed(range(t.dim())))
+def reversed_memory(t: Tensor) -> Tensor:
+    """The first dimension is the innermost in memory, and the last the outermost."""
+    dims = tuple(reversed(range(t.dim())))
+    return t.permute(dims).contiguous().permute(dims)
 
 
 def expanded(t: Tensor) -> Tensor:

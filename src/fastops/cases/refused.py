@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+OF_ANOTHER_TYPE: dict[str, type[Exception]] = {"activation": ValueError}  # the others: TypeError
 REFUSED: dict[str, tuple[type[Exception], tuple[Any, ...]]] = {
     "activation": (ValueError, ("tan",)),
     "approximate": (ValueError, ("erf",)),

@@ -119,9 +119,9 @@ def weights_of(
     return w, torch.where(kept, of_target, 0), w.sum()
 
 
-def of_each_class(label_smoothing: float, classes: int, like: Tensor) -> Any:
-    """What is smoothed over the classes, of one of them."""
-    if isinstance(classes, Tensor):  # in a trace, where the quotient of numbers would be of the default dtype
+def of_each_class(label_smoothing: float, classes: int | Tensor, like: Tensor) -> Any:
+    """ε / V, what smoothing gives to each class."""
+    if isinstance(classes, Tensor):  # in a trace, where the quotient would be of the default dtype
         classes = classes.to(like.dtype)
     return label_smoothing / max(classes, 1)
 

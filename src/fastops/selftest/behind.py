@@ -9,9 +9,9 @@ from ..cases import RawCall
 
 
 def just_written(call: RawCall) -> RawCall:
-    """With copies of its tensors by kernels that may still run, in memory that held NaN.
+    """With copies of its tensors, by kernels that may still run, in memory that held NaN.
 
-    Such as start while the one before them ends, and do not wait for it, read that.
+    A kernel that starts before the one ahead of it ends, and does not wait, reads NaN.
     """
     tensors = [x for x in call.args if isinstance(x, Tensor) and x.is_floating_point()]
     spoiled = [torch.full_like(x, torch.nan) for x in tensors]

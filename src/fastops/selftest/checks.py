@@ -105,11 +105,12 @@ def rounds(t: Target) -> Iterator[Outcome]:
     with narrow_slices():
         found = evaluate(t.function, args)
     truth = truth_of(t.case, args, found.outputs)
-    limits, wrong = (OVER_ONE_ROUNDING, OVER_TWO_ROUNDINGS), []
+    wrong = []
     for k, pair in enumerate(zip(found.outputs + found.gradients, truth.outputs + truth.gradients, strict=True)):
         if pair[0].dtype == t.dtype and pair[0].numel() >= _MANY_ROUNDINGS:
             ratio = _over_one_rounding(*pair)
-            limit = limits[k in t.case.rounds_again or t.case.rounds_between]
+            twice = t.case.rounds_between or k in t.case.rounds_again
+            limit = OVER_TWO_ROUNDINGS if twice else OVER_ONE_ROUNDING
             wrong += [f"result {k}: {ratio:.2f}"] if not ratio <= limit else []
     yield Outcome("roundings", not wrong, detail=", ".join(wrong))
 
@@ -118,9 +119,9 @@ _MANY_ROUNDINGS = 64  # whose mean says something
 
 
 def _over_one_rounding(found: Tensor, truth: Tensor) -> float:
-    """Its error over that of the truth rounded to its dtype; 1 where both are 0."""
+    """Its error over that of the truth rounded to its dtype; 1 where neither has one."""
     error, least = _norm(found.cpu().double() - truth), _norm(truth.to(found.dtype).double() - truth)
-    return error / least if least else 1.0 + error
+    return error / least if least else torch.inf if error else 1.0
 
 
 def _norm(x: Tensor) -> float:

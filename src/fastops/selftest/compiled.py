@@ -16,6 +16,8 @@ CHECK = "torch.compile"
 
 def compiled(t: Target) -> Iterator[Outcome]:
     """One graph of a call with every tensor: values and gradients. Without Inductor, whose kernels are not ours."""
+    if t.quick or not t.first:
+        return
     from torch._dynamo.eval_frame import is_dynamo_supported  # takes seconds to import
 
     if not is_dynamo_supported():

@@ -54,23 +54,19 @@ def _on_device(device: torch.device) -> _Device:
 def far_apart(t: Target) -> Iterator[Outcome]:
     """All tensors of a raw op with rows, at once: the bits of contiguous ones."""
     wrong = {}
-    try:
-        memory = _Host() if t.path.device.type == "cpu" else _on_device(t.path.device)
-        for call in t.raw(_ROWS, _COLUMNS):
-            expected = call()
-            found = _laid_out(call, memory.tensor)()
-            if not all(
-                same_bits(a, b) for j, (a, b) in enumerate(zip(found, expected, strict=True)) if _fixed(call, j)
-            ):
-                wrong[call.op] = call.op
-    except (OSError, AttributeError, ValueError) as error:
-        yield Outcome(CHECK, not wrong, detail=", ".join(wrong) or f"{NOT_CHECKED} {error}")
-        return
+    for call in t.raw(_ROWS, _COLUMNS):
+        if not call.row_outputs:  # by a GEMM of torch's, whose bits are its own
+            continue
+        try:
+            memory = _Host() if t.path.device.type == "cpu" else _on_device(t.path.device)
+            laid_out = _laid_out(call, memory.tensor)
+        except (OSError, AttributeError, ValueError) as error:
+            yield Outcome(CHECK, True, detail=f"{NOT_CHECKED} {error}")
+            return
+        pairs = enumerate(zip(laid_out(), call(), strict=True))
+        if not all(same_bits(a, b) for j, (a, b) in pairs if (call.op, j) not in IN_MEMORY_ORDER):
+            wrong[call.op] = call.op
     yield Outcome(CHECK, not wrong, detail=", ".join(wrong))
-
-
-def _fixed(call: RawCall, output: int) -> bool:
-    return (call.op, output) not in IN_MEMORY_ORDER
 
 
 def _laid_out(call: RawCall, memory: Callable[[int, int], Tensor]) -> RawCall:

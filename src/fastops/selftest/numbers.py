@@ -83,7 +83,7 @@ def _limit(t: Target, call: RawCall) -> float:
 
 
 def _results(call: RawCall) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Those of each number, and masks of all of them; a sum over rows has all of them too."""
+    """Those of each number, and masks. A sum over rows, of which each has every number, is left out."""
     truth = call.reference.with_args(wide_copies(call.args))()
     for j, (out, expected) in enumerate(zip(call(), truth, strict=True)):
         if not out.is_floating_point() or (j in call.row_outputs and out.dim() > 1):

@@ -21,7 +21,7 @@ from ..cases import Layout, RawCall
 from ..cases.case import ANY_ROWS
 from ..cases.inputs import HALVES
 from .accuracy import ulps, wide_copies
-from .bands import LARGE, STREAMED, Band, Problem, bands_of
+from .bands import FEW, LARGE, STREAMED, Band, Problem, bands_of
 from .behind import just_written
 from .checks import Check, Outcome, is_statistic, same_bits
 from .noise import noise_on
@@ -29,7 +29,6 @@ from .poison import NotPoisonedError, written_behind
 from .target import Target
 
 REACHED = "rules reached"  # its outcome's detail: how many of how many
-FEW = 3  # rows that differ; of as many repetitions, an odd number, some schedule has a row left over
 _SHORT = 512
 _FEW_NUMBERS, _MANY, _LARGE = 1 << 12, 1 << 17, 1 << 22
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -133,7 +132,7 @@ def _chosen(few: list[_Few], t: Target, problem: Problem, few_numbers: int) -> I
 def _on_a_gpu(call: RawCall, outputs: tuple[Tensor, ...], problem: Problem, quick: bool) -> str:
     """What is wrong in other runs, whose blocks and warps meet in other orders, or beside the outputs.
 
-    Each is behind kernels that write what it reads, where nothing was.
+    Those of contiguous tensors are behind kernels that write what they read, over NaN.
     """
     make_noise = noise_on(outputs[0].device)
     for _ in range(1 if quick else 3):
@@ -158,7 +157,10 @@ class _Few:
         self.call, (self.rows, self.n) = call, size
 
     def times(self, problem: Problem) -> int:
-        return math.ceil(problem.rows / self.rows) | 1
+        times, rest = divmod(problem.rows, self.rows)
+        if rest:
+            raise ValueError(f"{problem.rows} rows are no repetitions of {self.rows}")
+        return times
 
     @functools.cached_property
     def alone(self) -> tuple[Tensor, ...]:

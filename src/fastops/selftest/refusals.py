@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..cases.refused import REFUSED
+from ..cases.refused import OF_ANOTHER_TYPE, REFUSED
 from .accuracy import wide_copies
 from .checks import Outcome
 from .forms import Form, Worst, few, rows_apart
@@ -28,7 +28,7 @@ def mistakes(t: Target) -> Iterator[Outcome]:
 
     for name, parameter in parameters_of(t.case).items():
         kind, values = REFUSED.get(name, (TypeError, ()))
-        refused(name, object(), ValueError if name == "activation" else TypeError, "of another type")
+        refused(name, object(), OF_ANOTHER_TYPE.get(name, TypeError), "of another type")
         for value in values:
             refused(name, value, kind, f"of {value}")
         if "float" in str(parameter.annotation):
@@ -65,7 +65,7 @@ def wrong_indices(t: Target) -> Iterator[Outcome]:
 
 
 def _no_numbers(worst: Worst, form: Form, other: Form, where: str) -> None:
-    """The results that are NaN, and the gradients, are of as many rows."""
+    """Of the results, and of the gradient, some are NaN, but not all."""
     first, *others = other.args
     first = first.detach().requires_grad_()
     outputs = other.ours(first, *others)

@@ -92,7 +92,8 @@ IN_EVERY_DTYPE = (
     guarded,
 )
 LEFT_OUT = (
-    "lower CPU levels, large inputs, tracing, torch's opcheck, and most checks of float16, float64 and references"
+    "lower CPU levels, large inputs, torch.compile, traces, torch's opcheck, "
+    "and most checks of float16, float64 and references"
 )
 
 

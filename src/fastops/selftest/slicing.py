@@ -9,7 +9,7 @@ from ..cases import Case
 from ..families import slices
 from .target import parameters_of
 
-WIDTH, KEPT = 2, 100  # classes of a slice, and bytes of logits that are kept
+_LEAST, _KEPT = 2, 100  # classes of a slice, and bytes of logits that are kept
 
 
 def in_slices(case: Case) -> bool:
@@ -19,8 +19,8 @@ def in_slices(case: Case) -> bool:
 @contextlib.contextmanager
 def narrow_slices() -> Iterator[None]:
     rules, most = slices.RULES, slices.MOST_KEPT
-    narrow = {device: rule._replace(least=WIDTH, multiple=1, least_bytes=1) for device, rule in rules.items()}
-    slices.RULES, slices.MOST_KEPT = narrow, KEPT
+    narrow = {device: rule._replace(least=_LEAST, multiple=1, least_bytes=1) for device, rule in rules.items()}
+    slices.RULES, slices.MOST_KEPT = narrow, _KEPT
     try:
         yield
     finally:

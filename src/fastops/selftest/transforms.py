@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ..cases import row_slice, transposed
 from ..cases.inputs import windows
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable, wide_copies
-from .checks import Outcome
+from .checks import MAIN_DTYPES, NOT_CHECKED, Outcome
 from .forms import Form, Worst, few, various
 from .target import Target
 
@@ -149,7 +149,12 @@ def _gradient_of(function: Function, form: Form, grads: tuple[Any, ...]) -> Func
 
 def traced(t: Target) -> Iterator[Outcome]:
     """What torch.jit.trace has recorded, by torch's own ops, of other numbers."""
-    if t.dtype not in OTHER:  # of the half types these round in between
+    if t.quick or t.dtype not in OTHER:  # of the half types these round in between
+        return
+    try:
+        torch.jit.trace(lambda x: 2 * x, torch.ones(1))
+    except RuntimeError as error:
+        yield Outcome("torch.jit.trace", True, detail=f"{NOT_CHECKED} {error}")
         return
     worst = Worst(t, "torch.jit.trace", room=_OF_TORCHS_OPS)
     for form in various(t):
@@ -161,7 +166,12 @@ def traced(t: Target) -> Iterator[Outcome]:
 
 
 def fakes(t: Target) -> Iterator[Outcome]:
-    """Shapes, dtypes and strides of results and gradients, of fake tensors as of real ones."""
+    """Shapes, dtypes and strides of results and gradients, of fake tensors as of real ones.
+
+    Of the narrow and the wide dtypes alike, of which a quick run has the first.
+    """
+    if not (t.first if t.quick else t.dtype in MAIN_DTYPES):
+        return
     worst = Worst(t, "fake results")
     for form in few(t, quick=2):
         for layout in (torch.Tensor.contiguous, row_slice, transposed, windows):

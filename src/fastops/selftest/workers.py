@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import queue
@@ -63,16 +64,15 @@ def shared_steps(groups: Sequence[Group], processes: int) -> Iterator[Step]:
 
     def work(target: Target) -> list[Result]:
         process = idle.get()
+        results, usable = [failure_of(target, "process", "the process that ran this was ended by it")], False
         try:
-            results, usable = process.submit(_work, _task(target)).result()
-        except BrokenProcessPool:
-            results, usable = [failure_of(target, "process", "the process that ran this was ended by it")], False
-        try:
+            with contextlib.suppress(BrokenProcessPool):
+                results, usable = process.submit(_work, _task(target)).result()
+            return results
+        finally:
             if not usable:
                 process.shutdown()
                 process = ProcessPoolExecutor(1, context)
-            return results
-        finally:
             idle.put(process)
 
     with ThreadPoolExecutor(processes) as threads:
