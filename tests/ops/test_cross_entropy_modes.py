@@ -247,9 +247,16 @@ def test_module(reduction: str, options: dict[str, Any], device: torch.device) -
     assert "softcap=3.0" in repr(nn.CrossEntropyLoss(softcap=3.0))
 
 
-@pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "z_loss": 0.1}, {"label_smoothing": 0.1}], ids=str)
-def test_trace(options: dict[str, Any]) -> None:
-    x, target, _ = made(torch.float32, torch.device("cpu"), 5, 7, options={})
+TRACED = [{}, {"softcap": 3.0, "z_loss": 0.1}, {"label_smoothing": 0.1}, {"label_smoothing": 0.1, "softcap": 3.0}]
+
+
+@pytest.mark.parametrize("options", TRACED, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("of_target", [torch.int64, torch.uint8])
+def test_trace(options: dict[str, Any], dtype: torch.dtype, of_target: torch.dtype) -> None:
+    x, y = (make(rows, 7, 2) for make in [Make("cpu", dtype)] for rows in (5, 9))
+    target, classes = (Make("cpu", dtype).integers(rows, 2, below=7).to(of_target) for rows in (5, 9))
     traced = torch.jit.trace(lambda x, t: fastops.cross_entropy(x, t, **options), (x, target))
-    y, classes, _ = made(torch.float32, torch.device("cpu"), 9, 7, options={})
     torch.testing.assert_close(traced(y, classes), fastops.cross_entropy(y, classes, **options))
+    with pytest.raises(RuntimeError, match=r"^\[cross_entropy\] target must have dtype"):
+        torch.jit.trace(lambda x, t: fastops.cross_entropy(x, t, **options), (x, target.int()))

@@ -8,7 +8,7 @@ import pytest
 
 from fastops import _C
 from fastops._plan import CARDS, OPS
-from fastops.selftest.bands import STREAMED, Band, bands_of
+from fastops.selftest.bands import FEW, STREAMED, Band, bands_of
 
 ALL: dict[str, set[Band]] = {
     card: {band for op in OPS for dtype in ("f16", "bf16", "f32", "f64") for band in bands_of(op, dtype, CARDS[card])}
@@ -49,3 +49,12 @@ def test_each_way_of_sharing_on_the_cpu() -> None:
             assert len({band[fact] for band in shared}) == 2, (dtype, fact)
         past_the_caches = {band[1:] for band in bands if band[0] == STREAMED}
         assert past_the_caches == {(True, True), (False, True), (False, dtype == "f64")}
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 4, 20, 132])
+@pytest.mark.parametrize("op", ["rms_norm", "softmax", "linear", "lltm", "relu", "rope"])
+def test_rows_are_whole_repetitions(multiprocessors: int, op: str) -> None:
+    card = (multiprocessors, *CARDS["t4"][1:])
+    for card_or_cpu in (card, None):
+        rows = {p.rows for problems in bands_of(op, "bf16", card_or_cpu).values() for p in problems}
+        assert all(count == 1 or (count % FEW == 0 and count // FEW % 2) for count in rows), sorted(rows)

@@ -167,6 +167,7 @@ def check(op: str, input: Tensor, target: Tensor, dim: int) -> None:
     """What the C++ host checks, for where it is not asked: the plain composition, meta tensors, tracing."""
     check_input(op, input)
     if _tracing():  # sizes are tensors, and a question about one is a warning
+        check_target_dtype(op, target)
         return
     shape = list(input.shape)
     del shape[dim]

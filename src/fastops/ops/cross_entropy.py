@@ -172,7 +172,9 @@ def _native(
         return cross_entropy_reference(input, target, *options)
     if dtype is not None and input.dtype in HALVES:
         input, weight = input.float(), None if weight is None else weight.float()
+    check_target_dtype("cross_entropy", target)
     name = next(name for name, code in REDUCTIONS.items() if code == reduction)
+    # torch's smoothing, and rows of more dimensions, take no bytes.
     loss = F.cross_entropy(
         input, target.long(), weight, ignore_index=ignore_index, reduction=name, label_smoothing=label_smoothing
     )
