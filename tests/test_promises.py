@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 import fastops
 from fastops import _C
 from fastops.cases import DTYPES, Case, by_name
-from fastops.selftest import checks, compiled, gradients, kept, promises, refusals, transforms
+from fastops.selftest import checks, compiled, gradients, kept, not_numbers, promises, refusals, transforms
 from fastops.selftest.checks import Check
 from fastops.selftest.runner import checks_for, outcomes_of, targets
 from fastops.selftest.target import Path, Target, paths_of
@@ -168,8 +168,8 @@ BROKEN: dict[str, tuple[str, Check, Function]] = {
     "a result that is the input": ("relu", gradients.incoming, lambda input: input.view(input.shape)),
     "strides that are ignored": ("square", gradients.sliced, as_if_contiguous),
     "autocast that is ignored": ("linear", promises.autocast, without_autocast),
-    "NaN that spreads": ("square", promises.no_numbers, changed(lambda y: y + 0 * y.sum(), fastops.square)),
-    "NaN that vanishes": ("relu", promises.no_numbers, changed(torch.nan_to_num, fastops.relu)),
+    "NaN that spreads": ("square", not_numbers.no_numbers, changed(lambda y: y + 0 * y.sum(), fastops.square)),
+    "NaN that vanishes": ("relu", not_numbers.no_numbers, changed(torch.nan_to_num, fastops.relu)),
     "a dtype that is another argument's": ("layer_norm", promises.other_dtypes, bias_of_the_weights_dtype),
     "an index that is bent": ("log_prob", refusals.wrong_indices, of_any_target),
     "an error without a name": ("relu", refusals.mistakes, nameless),
@@ -203,7 +203,7 @@ BROKEN: dict[str, tuple[str, Check, Function]] = {
         changed(lambda pair: (2 * pair[0], pair[1]), fastops.add_rms_norm),
     ),
     "memory that threads share": ("square", promises.threads, by_one_place),
-    "NaN that does not come out": ("sigmoid", promises.no_number_comes_in, with_gradient(torch.nan_to_num)),
+    "NaN that does not come out": ("sigmoid", not_numbers.no_number_comes_in, with_gradient(torch.nan_to_num)),
     "no kernel": ("square", kept.kernels_run, lambda input: input * input),
     "more that is kept": ("square", kept.kept, lambda input: fastops.square(input) + 0 * input.exp()),
     "one rounding too many": ("square", checks.rounds, with_gradient(lambda grad: 1.01 * grad, fastops.square)),

@@ -40,7 +40,7 @@ def every_number(dtype: torch.dtype) -> Tensor:
 
 def numbers(t: Target) -> Iterator[Outcome]:
     """Each tensor of an elementwise raw op holds every number in its turn, beside random ones in the others."""
-    if not any(call.elementwise or t.case.elementwise for call in t.raw(3, 5)):
+    if not any(_is_elementwise(t, call) for call in t.raw(3, 5)):
         return
     every = every_number(t.dtype)
     # Beyond lies what overflows in float32 between a gradient's factors, as in 2·x·g.
@@ -50,7 +50,7 @@ def numbers(t: Target) -> Iterator[Outcome]:
     worst, worst_at = (0.0, torch.inf), ""
     ties, to_odd = 0, set()
     for call in t.case.raw(t.make(), every.shape[0], ROW):
-        if not (call.elementwise or t.case.elementwise):
+        if not _is_elementwise(t, call):
             continue
         for k, x in enumerate(call.args):
             if not isinstance(x, Tensor) or x.dtype != t.dtype or x.numel() % every.numel() or is_statistic(call, k):
@@ -73,6 +73,10 @@ def numbers(t: Target) -> Iterator[Outcome]:
     yield Outcome("every number", worst[0] <= worst[1], *worst, worst_at)
     if ties:
         yield Outcome("ties to even", not to_odd, detail=", ".join(sorted(to_odd)) or f"{ties} ties")
+
+
+def _is_elementwise(t: Target, call: RawCall) -> bool:
+    return t.case.elementwise or call.elementwise
 
 
 def _limit(t: Target, call: RawCall) -> float:

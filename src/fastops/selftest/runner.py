@@ -31,8 +31,9 @@ from .checks import (
 from .cuda_checks import CUDA_CHECKS, FIRST
 from .far_apart import far_apart
 from .guarded import begun, guarded
+from .not_numbers import no_numbers
 from .numbers import CHECKS as NUMBERS
-from .promises import OF_DTYPES, PROMISE_CHECKS, arguments, no_numbers
+from .promises import OF_DTYPES, PROMISE_CHECKS, arguments
 from .reach import CHECKS as REACH
 from .reach import NAMES
 from .target import Path, Target, on_path
