@@ -87,7 +87,8 @@ def main(argv: list[str] | None = None) -> int:
         if step.results is None:
             progress.running(f"{step.op} on {step.path}, {step.dtype}")
         else:
-            progress.done(report.line(step.op, step.path, step.results))
+            if not step.beside or not all(r.ok for r in step.results):
+                progress.done(report.line(step.op, step.path, step.results))
             results += step.results
     seconds = time.perf_counter() - start
 

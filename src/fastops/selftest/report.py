@@ -1,4 +1,4 @@
-"""What the selftest prints and writes: a line per op and path, a summary to paste, JSON and JUnit files."""
+"""What the selftest prints and writes: a line per op and device, a summary to paste, JSON and JUnit files."""
 
 from __future__ import annotations
 
@@ -72,11 +72,20 @@ def summary(results: Sequence[Result], seconds: float) -> str:
     lines += dict.fromkeys(f"{r.op}, {r.dtype}: {r.check} {r.detail}" for r in results if r.check == ONE_ROUNDING)
     lines += dict.fromkeys(f"{r.check}: {r.detail}" for r in results if r.detail.startswith(NOT_CHECKED))
     lines += _reached(results)
+    lines += _of_paths(results)
     failed = sum(map(len, groups.values()))
     ops, paths = len({r.op for r in results}), ", ".join(dict.fromkeys(r.path for r in results))
     versions = ", ".join(f"{name} {version}" for name, version in environment()["versions"].items())
     verdict = f"{failed} of {len(results)} checks FAILED" if failed else f"all {len(results)} checks passed"
     return "\n".join([*lines, "", f"{verdict} in {seconds:.0f} s: {ops} ops on {paths}; {versions}"])
+
+
+def _of_paths(results: Sequence[Result]) -> list[str]:
+    """How many checks of each path passed: an op's line is of its device's best alone, or of where it fails."""
+    of_each: dict[str, list[Result]] = {}
+    for r in results:
+        of_each.setdefault(r.path, []).append(r)
+    return [f"{path}: {sum(r.ok for r in of)} of {len(of)} checks ok" for path, of in of_each.items()]
 
 
 def _reached(results: Sequence[Result]) -> list[str]:

@@ -60,6 +60,7 @@ class Step(NamedTuple):
     path: str
     dtype: str = ""
     results: list[Result] | None = None
+    beside: bool = False  # a better path of the same device
 
 
 Group = tuple[Case, Path, list[Target]]  # an operator on a path, in its dtypes
@@ -172,9 +173,11 @@ def aten_targets(
 
 def steps(groups: Iterable[Group], found: Iterator[Iterable[Result]]) -> Iterator[Step]:
     """``found``: the results of each target, in the groups' order, asked for one after the other."""
+    groups = list(groups)
+    best = {path.device for _, path, _ in groups if path.best}
     for case, path, group in groups:
         results: list[Result] = []
         for target in group:
             yield Step(case.name, str(path), name_of(target.dtype))
             results += next(found)
-        yield Step(case.name, str(path), results=results)
+        yield Step(case.name, str(path), results=results, beside=path.device in best and not path.best)
