@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,11 +14,12 @@ from .sharding import added_up
 Reach = Callable[[tuple[Any, ...], tuple[Any, ...], tuple[bool, ...]], "tuple[bool, ...] | None"]
 
 
-def reach_of(inputs_of_each: Sequence[Container[int]]) -> Reach:
+def reach_of(inputs_of_each: Sequence[Iterable[int]]) -> Reach:
     """Of each output which inputs it is a function of, by their numbers."""
+    inputs_of = [tuple(those) for those in inputs_of_each]  # Dynamo of torch 2.10 takes no range from a closure
 
     def reach(inputs: tuple[Any, ...], outputs: tuple[Any, ...], needed: tuple[bool, ...]) -> tuple[bool, ...]:
-        return tuple([any([need and k in those for k, need in enumerate(needed)]) for those in inputs_of_each])  # noqa: C419 - Dynamo of torch 2.10 traces no generator here
+        return tuple([any([need and k in those for k, need in enumerate(needed)]) for those in inputs_of])  # noqa: C419 - Dynamo of torch 2.10 traces no generator here
 
     return reach
 
