@@ -172,7 +172,7 @@ BROKEN: dict[str, tuple[str, Check, Function]] = {
     "NaN that vanishes": ("relu", not_numbers.no_numbers, changed(torch.nan_to_num, fastops.relu)),
     "a dtype that is another argument's": ("layer_norm", promises.other_dtypes, bias_of_the_weights_dtype),
     "an index that is bent": ("log_prob", refusals.wrong_indices, of_any_target),
-    "an error without a name": ("relu", refusals.mistakes, nameless),
+    "an error without a name": ("relu", refusals.invalid_arguments, nameless),
     "a batch along another dimension": (
         "square",
         transforms.vmap,
@@ -195,8 +195,8 @@ BROKEN: dict[str, tuple[str, Check, Function]] = {
         promises.arguments,
         changed(lambda y: y if y.requires_grad else y + 1, fastops.square),
     ),
-    "an error of another type": ("relu", refusals.mistakes, of_another_type),
-    "an option that is bent": ("cross_entropy", refusals.mistakes, of_any_smoothing),
+    "an error of another type": ("relu", refusals.invalid_arguments, of_another_type),
+    "an option that is bent": ("cross_entropy", refusals.invalid_arguments, of_any_smoothing),
     "another composition than its parts": (
         "add_rms_norm",
         promises.as_alone,

@@ -83,7 +83,7 @@ def values(t: Target) -> Iterator[Outcome]:
 
 def rounded_once(t: Target) -> Iterator[Outcome]:
     """Of many rows, whose mean's gradients have no room in float16, the error that a rounding alone would have."""
-    if t.case.rounded_once is None or t.dtype not in (torch.float16, torch.bfloat16):
+    if t.case.rounded_once is None or t.dtype not in HALVES:
         return
     found: dict[str, float] = {}
     for name, result, truth in t.case.rounded_once(t.function, t.make()):

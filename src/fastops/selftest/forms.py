@@ -185,11 +185,14 @@ class Worst:
         error = gradient_error(form.case, form.args, k, found, truth, numel, coarse)
         self.error_of("gradient", error, f"{name} in {where}", dtype)
 
-    def small(self, bounds: dict[torch.dtype, float], found: Tensor, truth: Tensor, where: str) -> None:
-        """In the digits of the target's dtype, whatever the result's."""
-        dtype = max(found.dtype, self.t.dtype, key=lambda dtype: torch.finfo(dtype).eps)
-        bound = max(bounds[dtype], self.t.case.bounds[dtype].gradient)
-        self._keep(ulps(found, truth, dtype=dtype), bound, where)
+    def small(
+        self, bounds: dict[torch.dtype, float], found: Sequence[Tensor], truth: Sequence[Tensor], where: str
+    ) -> None:
+        """In the digits of the target's dtype, whatever the results'."""
+        for n, (one, expected) in enumerate(zip(found, truth, strict=True)):
+            dtype = max(one.dtype, self.t.dtype, key=lambda dtype: torch.finfo(dtype).eps)
+            bound = max(bounds[dtype], self.t.case.bounds[dtype].gradient)
+            self._keep(ulps(one, expected, dtype=dtype), bound, f"{where}, result {n}")
 
     def expect(self, right: bool, what: str, where: str) -> None:
         if not right:

@@ -156,7 +156,7 @@ OF_DTYPES: tuple[Check, ...] = (
     gradients.incoming,
     autocast,
     other_dtypes,
-    refusals.mistakes,
+    refusals.invalid_arguments,
     transforms.forward_mode,
     transforms.second_derivatives,
     transforms.forward_over_reverse,

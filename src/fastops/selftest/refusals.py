@@ -15,7 +15,7 @@ from .forms import Form, Worst, few, rows_apart
 from .target import Target, parameters_of
 
 
-def mistakes(t: Target) -> Iterator[Outcome]:
+def invalid_arguments(t: Target) -> Iterator[Outcome]:
     """Of another type each argument, of another shape or device each tensor behind the first, and wrong options."""
     worst = Worst(t, "errors that name the operator")
     form = next(iter(few(t)))

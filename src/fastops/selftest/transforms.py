@@ -88,8 +88,7 @@ def forward_mode(t: Target) -> Iterator[Outcome]:
         tangents = incoming_gradients(tuple(form.args[k] for k in form.learnable))
         found = _pushed(form.ours, form.args, tangents, form)
         truth = _pushed(form.plain, wide_copies(form.args), wide_copies(tangents), form)
-        for n, pair in enumerate(zip(found, truth, strict=True)):
-            worst.small(TANGENT, *pair, f"{form.text}, output {n}")
+        worst.small(TANGENT, found, truth, form.text)
     yield worst.outcome()
 
 
@@ -106,14 +105,13 @@ def second_derivatives(t: Target) -> Iterator[Outcome]:
         grads = incoming_gradients(form.ours(*form.args))
         for learn in (form.learnable, form.learnable[:1])[: 2 if k == 0 else 1]:
             outer = incoming_gradients(tuple(form.args[k] for k in learn))
-            found = _twice(form.ours, form.args, grads, outer, learn)
-            truth = _twice(form.plain, wide_copies(form.args), wide_copies(grads), wide_copies(outer), learn)
-            for n, pair in enumerate(zip(found, truth, strict=True)):
-                worst.small(SECOND, *pair, f"{form.text}, {n}")
+            found = _double_backward(form.ours, form.args, grads, outer, learn)
+            truth = _double_backward(form.plain, wide_copies(form.args), wide_copies(grads), wide_copies(outer), learn)
+            worst.small(SECOND, found, truth, form.text)
     yield worst.outcome()
 
 
-def _twice(function: Function, args: Any, grads: Any, outer: Any, learn: list[int]) -> tuple[Tensor, ...]:
+def _double_backward(function: Function, args: Any, grads: Any, outer: Any, learn: list[int]) -> tuple[Tensor, ...]:
     args = [x.detach().requires_grad_(k in learn) for k, x in enumerate(args)]
     inputs, grads = [args[k] for k in learn], [g.detach().requires_grad_() for g in grads]
     reached = [(out, g) for out, g in zip(function(*args), grads, strict=True) if out.requires_grad]
@@ -134,8 +132,7 @@ def forward_over_reverse(t: Target) -> Iterator[Outcome]:
         found = _pushed(_gradient_of(form.ours, form, grads), form.args, tangents, form)
         wide = wide_copies(form.args)
         truth = _pushed(_gradient_of(form.plain, form, wide_copies(grads)), wide, wide_copies(tangents), form)
-        for n, pair in enumerate(zip(found, truth, strict=True)):
-            worst.small(SECOND, *pair, f"{form.text}, {n}")
+        worst.small(SECOND, found, truth, form.text)
     yield worst.outcome()
 
 
