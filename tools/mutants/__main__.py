@@ -11,14 +11,15 @@ import json
 import signal
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from copied import BuildError, Copy
 from fault import KINDS, Fault
 from listed import FAULTS, wrong
-from proof import Run, origin, selftest
+from proof import Run, origin, selftest, stop
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--quick", action="store_true", help="no run of the whole selftest where the quick one passes")
     p.add_argument("--whole-ops", action="store_true", help="run every op, and not only those that a fault concerns")
     p.add_argument("--time", type=float, default=600, metavar="S", help="limit of a run in seconds; default 600")
+    p.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, the next build beside; default 1")
     p.add_argument("--list", action="store_true", help="print the faults")
     p.add_argument("--check", action="store_true", help="only whether each fault has its place in the sources")
     p.add_argument("--compile", action="store_true", help="only whether each compiles")
@@ -76,22 +78,40 @@ def settings(device: str) -> dict[str, str]:
     return {"FASTOPS_CUDA": str(torch.version.cuda).partition(".")[0], "FASTOPS_CUDA_ARCHS": f"{major}{minor}"}
 
 
-def attempt(fault: Fault, copy: Copy, options: argparse.Namespace) -> Outcome:
-    """The quick selftest and, where that passes, the whole one, on the copy with the fault."""
+def proved(fault: Fault, package: Path, options: argparse.Namespace) -> Outcome:
+    """The quick selftest and, where that passes, the whole one, on the package with the fault."""
     ops = () if options.whole_ops else fault.ops
     seconds = 0.0
-    try:
-        with copy.planted(fault):
-            if options.compile:
-                return Outcome(fault.name, fault.kind, "compiles")
-            for verdict in ("quick", "whole")[: 1 if options.quick else 2]:
-                run = selftest(copy.package, fault.device, ops, verdict == "quick", options.time)
-                seconds += run.seconds
-                if not run.passed:
-                    return Outcome(fault.name, fault.kind, verdict, run.found, seconds)
-    except BuildError as error:
-        return Outcome(fault.name, fault.kind, "ERROR", f"does not compile: {error}")
+    for verdict in ("quick", "whole")[: 1 if options.quick else 2]:
+        run = selftest(package, fault.device, ops, verdict == "quick", options.time)
+        seconds += run.seconds
+        if not run.passed:
+            return Outcome(fault.name, fault.kind, verdict, run.found, seconds)
     return Outcome(fault.name, fault.kind, "PASSED", fault.wrong, seconds)
+
+
+def attempts(faults: Sequence[Fault], copy: Copy, options: argparse.Namespace) -> Iterator[Outcome]:
+    """Of each fault, as they end: one build at a time, and so many runs on packages that it made."""
+    under_way = set[Future[Outcome]]()
+    with ThreadPoolExecutor(options.jobs) as pool:
+        try:
+            for fault in faults:
+                if len(under_way) == options.jobs:
+                    ended, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+                    yield from (future.result() for future in ended)
+                try:
+                    package = copy.planted(fault)
+                except BuildError as error:
+                    yield Outcome(fault.name, fault.kind, "ERROR", f"does not compile: {error}")
+                    continue
+                if options.compile:
+                    yield Outcome(fault.name, fault.kind, "compiles")
+                else:
+                    under_way.add(pool.submit(proved, fault, package, options))
+            yield from (future.result() for future in as_completed(under_way))
+        except BaseException:  # Ctrl-C
+            stop()
+            raise
 
 
 def without_fault(faults: Sequence[Fault], copy: Copy, options: argparse.Namespace) -> Run:
@@ -158,9 +178,9 @@ def main(
             return 2
 
     outcomes: list[Outcome] = []
-    for fault in here:
-        outcomes.append(attempt(fault, copy, options))
-        print(outcomes[-1].line(), flush=True)
+    for outcome in attempts(here, copy, options):
+        outcomes.append(outcome)
+        print(outcome.line(), flush=True)
         if options.json:
             Path(options.json).write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n")
     print(summary(outcomes))

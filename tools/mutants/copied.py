@@ -42,22 +42,31 @@ class Copy:
     def __init__(self, root: Path, folder: Path, settings: dict[str, str]) -> None:
         self.root, self.folder, self.settings = root, folder, settings
         self.tree, self.build, self.unplanted = (folder / name for name in ("tree", "cmake", "unplanted"))
+        self.packages = folder / "packages"
 
     @property
     def package(self) -> Path:
-        """What PYTHONPATH gets."""
+        """Without a fault; what PYTHONPATH gets."""
         return self.tree / "src"
 
     def prepare(self) -> None:
         """The copy as the tree is now, built. The first time compiles all of it."""
+        shutil.rmtree(self.packages, ignore_errors=True)
         self._copy_sources()
         if not (self.build / "build.ninja").exists():
             self._configure()
         self._make()
         mirror(self.build, self.unplanted)
 
+    def planted(self, fault: Fault) -> Path:
+        """A package with the fault, of which the copy itself is rid again."""
+        package = self.packages / fault.name
+        with self._planted(fault):
+            shutil.copytree(self.package, package)
+        return package
+
     @contextlib.contextmanager
-    def planted(self, fault: Fault) -> Iterator[None]:
+    def _planted(self, fault: Fault) -> Iterator[None]:
         file = self.tree / fault.file
         text, times = file.read_text(), file.stat()
         try:

@@ -22,6 +22,15 @@ class Run(NamedTuple):
     seconds: float
 
 
+_under_way = set[subprocess.Popen[str]]()
+
+
+def stop() -> None:
+    """Ends the runs of other threads."""
+    for process in tuple(_under_way):
+        _kill(process)
+
+
 def selftest(package: Path, device: str, ops: Sequence[str], quick: bool, limit: float) -> Run:
     """Of the package in this folder, for at most so many seconds."""
     with tempfile.TemporaryDirectory() as folder:
@@ -70,6 +79,7 @@ def _run(command: list[str], package: Path, limit: float) -> tuple[int | None, s
         errors="replace",
         start_new_session=True,
     )
+    _under_way.add(process)
     try:
         output, _ = process.communicate(timeout=limit)
         return process.returncode, output
@@ -77,9 +87,14 @@ def _run(command: list[str], package: Path, limit: float) -> tuple[int | None, s
         return None, ""
     finally:
         if process.poll() is None:  # Ctrl-C as well
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
             process.communicate()
+        _under_way.discard(process)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _first_failure(file: Path) -> str:

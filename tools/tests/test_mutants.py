@@ -171,6 +171,11 @@ def test_found_passed_and_restored(tree: Path) -> None:
     assert run(tree, [TIMES_THREE]) == (0, {"times-three": ("quick", "double cpu f32: forward")})
 
 
+def test_several_runs_at_a_time(tree: Path) -> None:
+    faults = [TIMES_THREE, OF_FOUR, ABORTS, LIBRARY, EQUIVALENT, NOT_CPP]
+    assert run(tree, faults, "--jobs", "3") == (2, run(tree, faults)[1])
+
+
 def test_a_hang_is_found(tree: Path) -> None:
     status, found = run(tree, [HANGS], "--time", "3")
     assert (status, found["hangs"]) == (0, ("quick", "time limit"))
@@ -195,6 +200,18 @@ def test_a_selftest_that_fails_by_itself_is_an_error(tree: Path, capsys: pytest.
     assert "FAILS" in capsys.readouterr().out
 
 
+def test_the_package_of_a_fault_is_its_own(tree: Path) -> None:
+    copy = copied.Copy(tree, tree.parent / "copy", {})
+    if not copied.tool("ninja").exists():
+        pytest.skip("no ninja here")
+    copy.prepare()
+    package = copy.planted(LIBRARY)
+    assert "return 1;" in (package / "fastops" / "library.txt").read_text()
+    assert "return 0;" in (copy.package / "fastops" / "library.txt").read_text()
+    copy.prepare()
+    assert not package.exists()
+
+
 def test_a_compiled_fault_leaves_nothing_behind(tree: Path) -> None:
     """Neither where the run goes on, nor where it is cut off."""
     copy = copied.Copy(tree, tree.parent / "copy", {})
@@ -203,7 +220,7 @@ def test_a_compiled_fault_leaves_nothing_behind(tree: Path) -> None:
     copy.prepare()
     times = {path: path.stat().st_mtime_ns for path in copy.build.rglob("*.o")}
     assert times
-    planted = copy.planted(LIBRARY)
+    planted = copy._planted(LIBRARY)
     planted.__enter__()
     assert "return 1;" in (copy.package / "fastops" / "library.txt").read_text()
     assert {path: path.stat().st_mtime_ns for path in copy.build.rglob("*.o")} != times
