@@ -32,6 +32,25 @@ def test_each_schedule_of_the_norms_runs_on_a_card() -> None:
                     taken.append(names)
 
 
+@pytest.mark.parametrize("table", ["norm_forward", "norm_backward"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_each_number_of_warps_runs(table: str, dtype: str) -> None:
+    """And of each the shortest row, in which the last of them has the least to do."""
+    card = CARDS["h200"]
+
+    def team(n: int) -> tuple[int, ...]:
+        found = getattr(_C, f"plan_{table}")("rms", dtype, dtype, False, 1, n, card)
+        return tuple(found[name] for name in ("rule", "threads", "blocks"))
+
+    reached = {p.n for band, of in bands_of("rms_norm", dtype, card).items() for p in of if band[0] == table}
+    shortest: dict[tuple[int, ...], int] = {}
+    for n in range(3, 20000):
+        shortest.setdefault(team(n), n)
+    teams = {of: n for of, n in shortest.items() if (of[0], of[2]) in {(o[0], o[2]) for o in shortest if o[1] != of[1]}}
+    assert len(teams) > 20
+    assert {of: n for of, n in teams.items() if n not in reached} == {}
+
+
 @pytest.mark.parametrize("card", ALL)
 def test_each_rule_of_the_others_runs(card: str) -> None:
     reached = {(band[0], band[2] if band[0] == "row" else band[1]) for band in ALL[card] if len(band) > 1}

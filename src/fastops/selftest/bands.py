@@ -81,12 +81,28 @@ def lengths_near_bounds(table: str, dtype: str) -> tuple[int, ...]:
     """Lengths at, and on both sides of, the bound of every rule of the norms: whole units, and what is next to them."""
     size, found = _SIZES[dtype], {1, 2, 3, 5}
     for rule in _C.plan_rules()[table]:
-        unit = {"16 bytes": 16, "8 bytes": 8, "words": max(4, size), "elements": size}[rule["read by"]]
+        unit = _unit(rule, size)
         bound = rule["up to"] if rule["up to"] < 2**40 else _ENDLESS
         for units in (bound, bound + 1, bound // 64 * 64, bound // 96 * 96, bound // 96 * 96 - 96, bound - 1):
             n = units * unit // size
             found |= {n, n - 1, n + 1, n - 16 // size, n + 16 // size, n - 8 // size, n + 8 // size}
     return tuple(sorted(n for n in found if n > 0))
+
+
+@functools.cache
+def _lengths_of_teams(table: str, dtype: str) -> tuple[int, ...]:
+    """The last length that so many warps of a rule can hold, and the next one."""
+    size, found = _SIZES[dtype], set[int]()
+    for rule in _C.plan_rules()[table]:
+        unit, of_a_warp = _unit(rule, size), 32 * rule["each"]
+        for units in range(of_a_warp, min(rule["up to"], _ENDLESS) + 1, of_a_warp) if of_a_warp else ():
+            found |= {units * unit // size, (units + 1) * unit // size, units * unit // size + 1}
+    return tuple(sorted(found))
+
+
+def _unit(rule: dict[str, Any], size: int) -> int:
+    """Bytes of what a rule counts its lengths in, of numbers of so many bytes."""
+    return {"16 bytes": 16, "8 bytes": 8, "words": max(4, size), "elements": size}[rule["read by"]]
 
 
 def _by_rule(
@@ -126,6 +142,16 @@ def _norm(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
             lengths = [n for n in lengths_near_bounds(table, dtype) if n > 2]
             for band, rows, n in _by_rule(dtype, lengths, _rows(card), plan, ["schedule"]):
                 yield (table, *band), Problem(backward, wide, rows, n)
+            # Of each number of warps the shortest row and the longest, so many that no schedule of fewer has them.
+            teams: dict[Any, list[int]] = {}
+            for n in _lengths_of_teams(table, dtype):
+                found = plan(1, n)
+                teams.setdefault(tuple(found[name] for name in ("rule", "threads", "blocks")), []).append(n)
+            for (rule, *_), ns in teams.items():
+                for n in {ns[0], ns[-1]}:
+                    fewest = {plan(rows, n)["schedule"]: rows for rows in reversed(_rows(card)) if rows > 1}
+                    schedule, rows = max(fewest.items())
+                    yield (table, rule, schedule), Problem(backward, wide, rows, n)
 
 
 def _row(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..cases import by_name
 from ..cases.inputs import DTYPES
-from . import compiled, gradients, kept, not_numbers, refusals, transforms
+from . import compiled, gradients, kept, modules, not_numbers, refusals, rotary, transforms
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable
 from .checks import Check, Outcome, same_bits
 from .forms import Form, Worst, few, of_calls, of_pairs, result_dtype
@@ -175,5 +175,7 @@ PROMISE_CHECKS: tuple[Check, ...] = (
     kept.kernels_run,
     kept.kept,
     as_alone,
+    modules.modules,
+    rotary.rotary_tables,
     threads,
 )

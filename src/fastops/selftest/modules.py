@@ -1,0 +1,162 @@
+"""The modules of ``fastops.nn``: an operator's have its bits of the same arguments, and begin as torch.nn's do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import nn
+from .accuracy import evaluate
+from .checks import Outcome, same_bits
+from .forms import Form, Worst, of_calls, of_samples
+from .target import Target
+
+Arguments = dict[str, Any]
+Module = type[torch.nn.Module]
+
+
+@dataclass(frozen=True)
+class As:
+    """A module, and which arguments of its operator are what ``forward`` takes, and what it has in its state."""
+
+    module: Module
+    inputs: tuple[str, ...] = ("input",)
+    state: dict[str, str] = field(default_factory=dict)
+    sizes: Callable[[Arguments], Arguments] = lambda a: {}
+    options: dict[str, str] = field(default_factory=dict)  # whose names in the constructor differ
+
+
+def _affine(a: Arguments) -> Arguments:
+    return {"elementwise_affine": a.get("weight") is not None, "bias": a.get("bias") is not None}
+
+
+def _layer(a: Arguments) -> Arguments:
+    return {"in_features": a["input"].shape[-1], "out_features": len(a["weight"]), "bias": a.get("bias") is not None}
+
+
+def _head(a: Arguments) -> Arguments:
+    classes, features = a["linear_weight"].shape
+    return {"in_features": features, "num_classes": classes, "bias": a.get("linear_bias") is not None} | _classes(a)
+
+
+def _classes(a: Arguments) -> Arguments:
+    return {"weight": a.get("weight")}
+
+
+def _cell(a: Arguments) -> Arguments:
+    return {"input_features": a["input"].shape[1], "state_size": a["old_h"].shape[1]}
+
+
+_AFFINE = {"weight": "weight", "bias": "bias"}
+_HEAD = {"linear_weight": "linear.weight", "linear_bias": "linear.bias", "weight": "weight"}
+MODULES = {
+    "relu": As(nn.ReLU),
+    "sigmoid": As(nn.Sigmoid),
+    "softmax": As(nn.Softmax),
+    "log_softmax": As(nn.LogSoftmax),
+    "swiglu": As(nn.SwiGLU, ("gate", "up")),
+    "geglu": As(nn.GEGLU, ("gate", "up")),
+    "layer_norm": As(nn.LayerNorm, state=_AFFINE, sizes=_affine),
+    "rms_norm": As(nn.RMSNorm, state=_AFFINE, sizes=_affine),
+    "linear": As(nn.Linear, state=_AFFINE, sizes=_layer),
+    "cross_entropy": As(nn.CrossEntropyLoss, ("input", "target"), {"weight": "weight"}, _classes),
+    "linear_cross_entropy": As(
+        nn.LinearCrossEntropyLoss, ("input", "target"), _HEAD, _head, options={"dtype": "loss_dtype"}
+    ),
+    "lltm": As(nn.LLTM, ("input", "old_h", "old_cell"), {"weights": "weights", "bias": "bias"}, _cell),
+}
+# The operators between GatedMLP's layers: which of their arguments are the gate and what it gates.
+GATES = {"swiglu": ("gate", "up"), "geglu": ("gate", "up"), "reglu": ("gate", "up"), "glu": ("gate", "input")}
+
+
+def modules(t: Target) -> Iterator[Outcome]:
+    """Of each call of the table that a module takes too: bits of results and gradients; and how parameters begin."""
+    if not t.first:
+        return
+    worst = Worst(t, "modules")
+    forms = [*of_calls(t), *of_samples(t, t.case.small_samples)]
+    if as_ := MODULES.get(t.case.name):
+        for form in forms:
+            _as_operator(worst, form, as_)
+    if t.case.name in GATES:
+        for form in forms:
+            _between_layers(t, worst, form)
+    if as_ or t.case.name in GATES:
+        yield worst.outcome()
+
+
+def _as_operator(worst: Worst, form: Form, as_: As) -> None:
+    arguments = form.given | dict(zip(form.names, form.args, strict=True))
+    begun = _begun(as_, arguments)
+    if begun is None:
+        return
+    module, theirs = begun
+
+    def by_module(*args: Any) -> tuple[Tensor, ...]:
+        given = form.given | dict(zip(form.names, args, strict=True))
+        state = {key: given[name] for name, key in as_.state.items() if given.get(name) is not None}
+        first, *others = (given.get(name) for name in as_.inputs)
+        inputs = (first, tuple(others)) if as_.module is nn.LLTM else (first, *others)
+        out = torch.func.functional_call(module, state, inputs)
+        return out if isinstance(out, tuple) else (out,)
+
+    _same(worst, form, by_module, form.text)
+    for key, parameter in module.named_parameters():
+        twin = theirs.get_parameter(key) if theirs else parameter
+        right = parameter + getattr(module, "weight_offset", 0.0) if key == "weight" else parameter
+        worst.expect(torch.equal(right, twin), f"{key} does not begin as torch.nn's", form.text)
+
+
+def _begun(as_: As, arguments: Arguments) -> tuple[torch.nn.Module, torch.nn.Module | None] | None:
+    """The module and torch.nn's, if there is one, of these arguments and one seed. None: the module lacks one."""
+    options = {as_.options.get(k, k): v for k, v in arguments.items() if k not in (*as_.inputs, *as_.state)}
+    options |= as_.sizes(arguments)
+    taken = _constructor(as_.module)
+    if any(v is not None for k, v in options.items() if k not in taken and k != "bias"):
+        return None
+    options = {k: v for k, v in options.items() if k in taken}
+    module = _seeded(as_.module, options)
+    if not {key for k, key in as_.state.items() if arguments.get(k) is not None} <= {*module.state_dict()}:
+        return None
+    base = next(cls for cls in as_.module.__mro__ if cls.__module__.startswith("torch.nn"))
+    known = {k: v for k, v in options.items() if k in _constructor(base)}
+    return module, None if base is torch.nn.Module else _seeded(base, known)
+
+
+def _constructor(module: Module) -> list[str]:
+    return list(inspect.signature(module).parameters)
+
+
+def _seeded(module: Module, options: Arguments) -> Any:
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        return module(**options)
+
+
+def _same(worst: Worst, form: Form, by_module: Callable[..., tuple[Tensor, ...]], where: str) -> None:
+    found, expected = evaluate(by_module, form.args), evaluate(form.ours, form.args)
+    pairs = zip(found.outputs + found.gradients, expected.outputs + expected.gradients, strict=True)
+    worst.expect(all(same_bits(a, b) for a, b in pairs), "other bits than the operator's", where)
+
+
+def _between_layers(t: Target, worst: Worst, form: Form) -> None:
+    """GatedMLP of the options of a call, from numbers of two tensors."""
+    first, second = GATES[t.case.name]
+    options = {k: v for k, v in form.given.items() if k not in (first, second) and v is not None}
+    activation = t.case.name + ("_tanh" if options.pop("approximate", "none") == "tanh" else "")
+    if not {*options} <= {"limit", "alpha", "offset"} or {*form.names} != {first, second}:
+        return
+    of_layers = {"hidden": 7, "intermediate": 10, "bias": True, "device": t.path.device, "dtype": t.dtype}
+    mlp = _seeded(nn.GatedMLP, of_layers | {"activation": activation} | options)
+    x = t.make()(3, 7)
+    gated = t.case.function(**{first: mlp.gate_proj(x), second: mlp.up_proj(x)}, **options, **_approximate(activation))
+    worst.expect(same_bits(mlp(x), mlp.down_proj(gated)), "GatedMLP has other bits than its parts", form.text)
+
+
+def _approximate(activation: str) -> Arguments:
+    return {"approximate": "tanh"} if activation == "geglu_tanh" else {}

@@ -1,0 +1,91 @@
+"""Tables of cosines and sines, which rotary position embeddings are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .. import nn
+from .checks import Outcome
+from .forms import Worst
+from .target import Target
+
+
+def rotary_tables(t: Target) -> Iterator[Outcome]:
+    """RotaryEmbedding by the formulas of its docstring, an angle at a time."""
+    if t.case.name != "rope" or not t.first:
+        return
+    worst = Worst(t, "tables of RotaryEmbedding")
+    positions = [0, 1, 2, 5, 63, 64, 1000, 4095, 100_003]
+    for options in _ROTARY:
+        for interleaved in (False, True):
+            module = nn.RotaryEmbedding(**options, interleaved=interleaved)
+            cos, sin = module(torch.tensor(positions, device=t.path.device))
+            truth = [[p * f for f in _frequencies(max(positions) + 1, **options)] for p in positions]
+            for function, table in ((math.cos, cos), (math.sin, sin)):
+                right = torch.tensor([[function(angle) for angle in row] for row in truth], dtype=torch.float64)
+                right = right * _factor(**options)
+                right = right.repeat_interleave(2, -1) if interleaved else torch.cat((right, right), -1)
+                near = torch.allclose(table.cpu().double(), right, rtol=1e-7, atol=1e-9)
+                worst.expect(near and table.dtype == torch.float32, "RotaryEmbedding's tables", str(options))
+    yield worst.outcome()
+
+
+_LONGER: dict[str, Any] = {"dim": 16, "base": 500000.0, "factor": 8.0, "original_max_positions": 64}
+_ROTARY: tuple[dict[str, Any], ...] = (
+    {"dim": 2},
+    {"dim": 16, "base": 500.0},
+    {"dim": 16, "scaling": "linear", "factor": 4.0},
+    _LONGER | {"scaling": "dynamic"},
+    _LONGER | {"scaling": "yarn"},
+    _LONGER | {"scaling": "yarn", "mscale": 0.7, "mscale_all_dim": 0.3, "beta_fast": 4.0, "truncate": False},
+    _LONGER | {"scaling": "yarn", "attention_factor": 1.5},
+    _LONGER | {"scaling": "llama3", "original_max_positions": 8192},
+)
+
+
+def _frequencies(
+    length: int,
+    dim: int,
+    base: float = 1e4,
+    scaling: str = "default",
+    factor: float = 1.0,
+    original_max_positions: int = 1,
+    beta_fast: float = 32.0,
+    truncate: bool = True,
+    **_: float,
+) -> Iterator[float]:
+    longest = original_max_positions
+    if scaling == "dynamic":
+        base *= (factor * max(length, longest) / longest - (factor - 1)) ** (dim / (dim - 2))
+    for i in range(dim // 2):
+        f = base ** (-2 * i / dim)
+        kept = {"default": 1.0, "dynamic": 1.0, "linear": 0.0}.get(scaling)
+        if scaling == "yarn":
+            first, last = (
+                dim * math.log(longest / (math.tau * turns)) / (2 * math.log(base)) for turns in (beta_fast, 1.0)
+            )
+            if truncate:
+                first, last = math.floor(first), math.ceil(last)
+            first, last = max(first, 0), min(last, dim - 1)
+            kept = 1 - min(max((i - first) / (last - first), 0.0), 1.0)
+        elif scaling == "llama3":
+            kept = min(max((longest * f / math.tau - 1.0) / (4.0 - 1.0), 0.0), 1.0)
+        assert kept is not None
+        yield f * kept + f / factor * (1 - kept)
+
+
+def _factor(
+    scaling: str = "default",
+    factor: float = 1.0,
+    attention_factor: float | None = None,
+    mscale: float = 1.0,
+    mscale_all_dim: float = 0.0,
+    **_: Any,
+) -> float:
+    if scaling != "yarn" or attention_factor:
+        return attention_factor or 1.0
+    return (1 + 0.1 * mscale * math.log(factor)) / (1 + 0.1 * mscale_all_dim * math.log(factor))
