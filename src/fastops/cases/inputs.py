@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 
 import torch
@@ -43,6 +45,22 @@ class Make:
     def parameter_dtype(self) -> torch.dtype:
         """The other dtype that affine parameters may have: float32 beside the half types."""
         return torch.float32 if self.dtype in HALVES else self.dtype
+
+
+class MakeFromPool(Make):
+    """Parts of one pool of numbers, from places that the generator draws: of many large tensors most time is its."""
+
+    def _random(self, shape: tuple[int, ...], scale: float, shift: float, dtype: torch.dtype) -> Tensor:
+        count, pool = math.prod(shape), _pool(self.device)
+        if 2 * count > len(pool):
+            return super()._random(shape, scale, shift, dtype)
+        begin = int(torch.randint(len(pool) - count, (), generator=self._generator))
+        return (pool[begin : begin + count].view(shape) * scale + shift).to(dtype)
+
+
+@functools.cache
+def _pool(device: torch.device) -> Tensor:
+    return torch.randn(1 << 21, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
 
 
 def transposed(t: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,11 @@ def bits(x: Tensor) -> Tensor:
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b))
+
+
+def other_bits(found: Iterable[Tensor], expected: Iterable[Tensor]) -> Tensor:
+    """Whether any of them has other bits than expected, on their device: what asks for it waits."""
+    return torch.stack([(bits(a) != bits(b)).any() for a, b in zip(found, expected, strict=True)]).any()
 
 
 def values(t: Target) -> Iterator[Outcome]:

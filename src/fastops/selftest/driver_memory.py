@@ -29,10 +29,9 @@ class DriverMemory:
     """An access to an address without memory ends the process's use of the GPU. Errors are OSErrors."""
 
     def __init__(self, device: torch.device) -> None:
-        torch.ones(1, device=device)  # makes the context
-        self._device = device
+        self._device = torch.ones(1, device=device).device  # with its index; makes the context
         self._driver = ctypes.CDLL("libcuda.so.1")
-        self._of = _Allocation(type=1, location=(_ON_DEVICE, device.index))
+        self._of = _Allocation(type=1, location=(_ON_DEVICE, self._device.index))
         granularity = c_size_t()
         self._ask("cuMemGetAllocationGranularity", byref(granularity), byref(self._of), 0)
         self.granularity = granularity.value
