@@ -29,7 +29,7 @@ from .poison import NotPoisonedError, written_behind
 from .target import Target
 
 REACHED = "rules reached"  # its outcome's detail: how many of how many
-_SHORT = 512
+_SHORT, _ALIKE, _CHAIN = 512, 32, 1024
 _FEW_NUMBERS, _MANY, _LARGE = 1 << 12, 1 << 17, 1 << 22
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -204,8 +204,10 @@ class _Few:
             elif expected.is_floating_point():
                 expected = expected + (times - 1) * _of_the_second(expected, two[k])
             error = ulps(out, expected, dtype=call.args[0].dtype if k in call.coarse else None)
-            # Sums along a long row, or over many, round more, and may cancel.
-            along = max(self.n, 1 if k in call.row_outputs else times * FEW)
+            # Sums along a long row, or over many, round more, and may cancel. Those over repetitions round alike in
+            # each, as long as they are one chain.
+            rows = 1 if k in call.row_outputs else times * FEW
+            along = max(self.n, rows, _ALIKE * min(rows, _CHAIN))
             error /= max(1.0, math.sqrt(along / _SHORT))
             worst = error if not error <= worst else worst
         return worst

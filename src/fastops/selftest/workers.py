@@ -56,8 +56,9 @@ def processes_for(groups: Sequence[Group], wanted: int | None) -> int:
 
 def shared_steps(groups: Sequence[Group], processes: int) -> Iterator[Step]:
     """:func:`fastops.selftest.runner.steps`, of so many processes."""
-    # A process that has used CUDA or OpenMP cannot be forked.
-    context = multiprocessing.get_context("spawn")
+    # A process that has used CUDA or OpenMP cannot be forked; one that has only imported can, and does it for all.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     idle: queue.SimpleQueue[ProcessPoolExecutor] = queue.SimpleQueue()
     for _ in range(processes):
         idle.put(ProcessPoolExecutor(1, context))
