@@ -40,6 +40,13 @@ def gathers(x):
 module._op.call = gathers
 """
 
+# The second process adds nothing to the gradient of the hidden states.
+A_GROUP_WITHOUT_A_SUM = """
+from fastops.ops import vocabulary_parallel
+right = vocabulary_parallel.added
+vocabulary_parallel.added = lambda part, shard: right(part * (shard.first_class == 0), shard)
+"""
+
 HANG = """
 import time
 import torch
@@ -97,10 +104,15 @@ def test_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
                 r" +\d+ failures: sample \w+, Shard\(0\): 1 collectives forward beside the raw ops, the least is 0",
             ),
         ),
+        (
+            A_GROUP_WITHOUT_A_SUM,
+            ("linear_cross_entropy",),
+            (r"FAILED linear_cross_entropy, 2 x cpu, gloo, f32: gradient: .* ulps", r"by a group, \{.*ulps"),
+        ),
         (HANG, ("square",), (r"nothing has happened for 5 s: a process hangs; .*process 1 was at square f32, sample",)),
         (DEATH, ("square",), (r"process 1 ended with exit code 3; .*process 1 was at square f32, sample",)),
     ],
-    ids=["a wrong rule and a collective too many", "a hang", "a death"],
+    ids=["a wrong rule and a collective too many", "a group without a sum", "a hang", "a death"],
 )
 def test_what_is_broken_fails(broken: str, ops: Sequence[str], expected: Sequence[str], tmp_path: Path) -> None:
     program = tmp_path / "program.py"

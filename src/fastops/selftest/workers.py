@@ -18,6 +18,7 @@ from .aten_checks import PREFIX, aten_case
 from .runner import Group, Result, Step, failure_of, run, steps
 from .target import Path, Target, on_path
 
+START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 MOST = 4
 _TARGETS_A_PROCESS = 6  # that are worth the seconds in which a process imports torch
 _OF_A_GPU = 6 << 30  # bytes, with the process of guard pages
@@ -57,7 +58,7 @@ def processes_for(groups: Sequence[Group], wanted: int | None) -> int:
 def shared_steps(groups: Sequence[Group], processes: int) -> Iterator[Step]:
     """:func:`fastops.selftest.runner.steps`, of so many processes."""
     # A process that has used CUDA or OpenMP cannot be forked; one that has only imported can, and does it for all.
-    context = multiprocessing.get_context("forkserver")
+    context = multiprocessing.get_context(START_METHOD)
     context.set_forkserver_preload([__name__])
     idle: queue.SimpleQueue[ProcessPoolExecutor] = queue.SimpleQueue()
     for _ in range(processes):

@@ -13,8 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
 from ...cases import Case
+from ...cases.inputs import HALVES
 from ..accuracy import Evaluation, errors, evaluate, incoming_gradients, is_learnable, tensors_of, truth_of
 from ..checks import Outcome
+from . import groups
 from .calls import Calls
 from .least import beside, too_many, wrong_placements
 from .placements import Effort, combinations, samples
@@ -84,9 +86,31 @@ class Checker:
                     if self.case.rounds_between and isinstance(error, RuntimeError) and "fastops" not in str(error):
                         self.found.refused += 1  # torch's product has no place for these shards, on any process
                     else:
-                        text = f"{where}: {type(error).__name__}: {str(error)[:200]}"
-                        self.found.failures["forward"].append(text)
+                        self._raised(where, error)
+        if groups.takes_a_group(self.case):
+            for form in groups.forms(self.case, self.dtype, device, quick=self.effort.few):
+                call = groups.OfAGroup(form, self.mesh)
+                if not call.fits:
+                    continue
+                where = f"by a group, {form.text}"
+                at(where)
+                try:
+                    self._of_a_group(call, where)
+                except Exception as error:
+                    self._raised(where, error)
         return self.found
+
+    def _raised(self, where: str, error: Exception) -> None:
+        self.found.failures["forward"].append(f"{where}: {type(error).__name__}: {str(error)[:200]}")
+
+    def _of_a_group(self, call: groups.OfAGroup, where: str) -> None:
+        bound = self.case.bounds[self.dtype]
+        room = 1.0 if self.dtype in HALVES else self.case.room
+        found, wrong = call.run()
+        for kind, error in found:
+            self.found.measured(kind, error, room * getattr(bound, kind), where)
+        self.found.failures["collectives"] += [f"{where}: {text}" for text in wrong]
+        self.found.calls += 1
 
     def _call(
         self,

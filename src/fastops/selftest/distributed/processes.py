@@ -10,9 +10,9 @@ import torch
 from torch import distributed
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 
-BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # of which gloo collects what was found
-START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+from ..workers import START_METHOD
 
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # of which gloo collects what was found
 # Imported once, by the server that processes are forked from: each would take seconds for it, and torch more at its
 # first collective.
 PRELOADED = ("torch.distributed.tensor", "torch._dynamo", "fastops")

@@ -26,9 +26,10 @@ from ...cases import Case, by_name
 from ..checks import Outcome
 from ..runner import Result, Step, name_of
 from ..target import NotThereError, why_no_cuda
+from ..workers import START_METHOD
 from .checks import Checker, Found, outcomes
 from .placements import EFFORTS
-from .processes import START_METHOD, start
+from .processes import start
 
 SILENCE = 120.0  # seconds without a word: then a process hangs
 
