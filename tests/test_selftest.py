@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
 from pathlib import Path
@@ -117,8 +118,22 @@ class Deadly(NamedTuple):
         raise AssertionError
 
 
-def test_a_fault_that_ends_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+class Endless(NamedTuple):
+    """What never answers."""
+
+    path: target.Path
+
+    def target(self) -> target.Target:
+        time.sleep(3600)
+        raise AssertionError
+
+
+@pytest.mark.parametrize(("fault", "expected"), [(Deadly, "was ended"), (Endless, "no answer in 30 seconds")])
+def test_a_fault_that_ends_or_stops_a_process(
+    fault: type[Deadly | Endless], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is the failure of that operator, and the others are run."""
+    monkeypatch.setattr(workers, "SILENCE", 30.0)
     path = target.Path(torch.device("cpu"), "reference")
     groups = [
         (
@@ -130,11 +145,11 @@ def test_a_fault_that_ends_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     right = workers._task
     is_deadly = (groups[0][2][0],)
-    monkeypatch.setattr(workers, "_task", lambda t: Deadly(path) if t in is_deadly else right(t))
+    monkeypatch.setattr(workers, "_task", lambda t: fault(path) if t in is_deadly else right(t))
     results = {step.op: step.results for step in workers.shared_steps(groups, 2) if step.results}
     dead, *alive = results["square"]
     assert (dead.op, dead.dtype, dead.ok) == ("square", "f32", False)
-    assert "ended" in dead.detail
+    assert expected in dead.detail
     for r in (*alive, *results["relu"]):
         assert r.ok, r
     assert {r.dtype for r in alive} == {"f64"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import sys
 from collections import Counter
@@ -79,14 +80,19 @@ def settings(device: str) -> dict[str, str]:
 
 
 def proved(fault: Fault, package: Path, options: argparse.Namespace) -> Outcome:
-    """The quick selftest and, where that passes, the whole one, on the package with the fault."""
+    """The quick selftest and, where that passes, the whole one, on the package with the fault, which then goes."""
     ops = () if options.whole_ops else fault.ops
     seconds = 0.0
-    for verdict in ("quick", "whole")[: 1 if options.quick else 2]:
-        run = selftest(package, fault.device, ops, verdict == "quick", options.time)
-        seconds += run.seconds
-        if not run.passed:
-            return Outcome(fault.name, fault.kind, verdict, run.found, seconds)
+    try:
+        for verdict in () if options.compile else ("quick", "whole")[: 1 if options.quick else 2]:
+            run = selftest(package, fault.device, ops, verdict == "quick", options.time)
+            seconds += run.seconds
+            if not run.passed:
+                return Outcome(fault.name, fault.kind, verdict, run.found, seconds)
+    finally:
+        shutil.rmtree(package)
+    if options.compile:
+        return Outcome(fault.name, fault.kind, "compiles")
     return Outcome(fault.name, fault.kind, "PASSED", fault.wrong, seconds)
 
 
@@ -104,10 +110,7 @@ def attempts(faults: Sequence[Fault], copy: Copy, options: argparse.Namespace) -
                 except BuildError as error:
                     yield Outcome(fault.name, fault.kind, "ERROR", f"does not compile: {error}")
                     continue
-                if options.compile:
-                    yield Outcome(fault.name, fault.kind, "compiles")
-                else:
-                    under_way.add(pool.submit(proved, fault, package, options))
+                under_way.add(pool.submit(proved, fault, package, options))
             yield from (future.result() for future in as_completed(under_way))
         except BaseException:  # Ctrl-C
             stop()

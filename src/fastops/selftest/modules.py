@@ -147,16 +147,13 @@ def _same(worst: Worst, form: Form, by_module: Callable[..., tuple[Tensor, ...]]
 def _between_layers(t: Target, worst: Worst, form: Form) -> None:
     """GatedMLP of the options of a call, from numbers of two tensors."""
     first, second = GATES[t.case.name]
-    options = {k: v for k, v in form.given.items() if k not in (first, second) and v is not None}
-    activation = t.case.name + ("_tanh" if options.pop("approximate", "none") == "tanh" else "")
-    if not {*options} <= {"limit", "alpha", "offset"} or {*form.names} != {first, second}:
+    options = {k: v for k, v in form.given.items() if v is not None}
+    own = {k: v for k, v in options.items() if k != "approximate"}
+    if not {*own} <= {"limit", "alpha", "offset"} or {*form.names} != {first, second}:
         return
+    activation = t.case.name + ("_tanh" if options.get("approximate") == "tanh" else "")
     of_layers = {"hidden": 7, "intermediate": 10, "bias": True, "device": t.path.device, "dtype": t.dtype}
-    mlp = _seeded(nn.GatedMLP, of_layers | {"activation": activation} | options)
+    mlp = _seeded(nn.GatedMLP, of_layers | {"activation": activation} | own)
     x = t.make()(3, 7)
-    gated = t.case.function(**{first: mlp.gate_proj(x), second: mlp.up_proj(x)}, **options, **_approximate(activation))
+    gated = t.case.function(**{first: mlp.gate_proj(x), second: mlp.up_proj(x)}, **options)
     worst.expect(same_bits(mlp(x), mlp.down_proj(gated)), "GatedMLP has other bits than its parts", form.text)
-
-
-def _approximate(activation: str) -> Arguments:
-    return {"approximate": "tanh"} if activation == "geglu_tanh" else {}

@@ -63,7 +63,7 @@ def _frequencies(
         base *= (factor * max(length, longest) / longest - (factor - 1)) ** (dim / (dim - 2))
     for i in range(dim // 2):
         f = base ** (-2 * i / dim)
-        kept = {"default": 1.0, "dynamic": 1.0, "linear": 0.0}.get(scaling)
+        kept = 0.0 if scaling == "linear" else 1.0
         if scaling == "yarn":
             first, last = (
                 dim * math.log(longest / (math.tau * turns)) / (2 * math.log(base)) for turns in (beta_fast, 1.0)
@@ -74,7 +74,6 @@ def _frequencies(
             kept = 1 - min(max((i - first) / (last - first), 0.0), 1.0)
         elif scaling == "llama3":
             kept = min(max((longest * f / math.tau - 1.0) / (4.0 - 1.0), 0.0), 1.0)
-        assert kept is not None
         yield f * kept + f / factor * (1 - kept)
 
 

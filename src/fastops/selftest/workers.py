@@ -1,4 +1,4 @@
-"""Shares the targets out among processes; where a fault ends one, that is the target's failure, and another begins."""
+"""Shares the targets out among processes; where a fault ends or stops one, the target fails, and another begins."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import contextlib
 import multiprocessing
 import os
 import queue
+import signal
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from .target import Path, Target, on_path
 
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 MOST = 4
+SILENCE = 900.0  # seconds for an operator in one dtype
 _TARGETS_A_PROCESS = 6  # that are worth the seconds in which a process imports torch
 _OF_A_GPU = 6 << 30  # bytes, with the process of guard pages
 
@@ -69,7 +71,12 @@ def shared_steps(groups: Sequence[Group], processes: int) -> Iterator[Step]:
         results, usable = [failure_of(target, "process", "the process that ran this was ended by it")], False
         try:
             with contextlib.suppress(BrokenProcessPool):
-                results, usable = process.submit(_work, _task(target)).result()
+                pid, found = process.submit(os.getpid), process.submit(_work, _task(target))
+                if wait([found], SILENCE).done:
+                    results, usable = found.result()
+                else:
+                    os.kill(pid.result(), signal.SIGKILL)
+                    results = [failure_of(target, "process", f"no answer in {SILENCE:g} seconds")]
             return results
         finally:
             if not usable:
