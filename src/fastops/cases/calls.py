@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -122,10 +123,16 @@ def losses(linear: bool, likelihood: bool) -> Calls:
         if likelihood:
             return _each(tensors, *_ENTROPY, ignored, bytes_, *(_SAVES if linear else ()))
         tensors["weight"] = make(5).abs().add(0.1)
-        wide = {"dtype": make.parameter_dtype}
+        wide, widest = {"dtype": make.parameter_dtype}, {"dtype": torch.float64}
+        of_single = {"weight": tensors["weight"].float()}
         smooth = {"label_smoothing": 1, "weight": None}
         if linear:
-            return _each(tensors, *_OF_LOSS, *_SAVES, ignored, bytes_, smooth, wide, {"ignore_index": None})
+            several = {"target": target.unflatten(1, (3, 1)), "linear_weight": make(5, 1, 4), "linear_bias": make(5, 1)}
+            likely = {"target": make(2, 3, 5).softmax(2), "softcap": 2.0, "scale": 1.5, "label_smoothing": 0.1}
+            rest = ignored, bytes_, smooth, wide, widest, of_single, {"ignore_index": None}
+            of_op = _each(tensors, *_OF_LOSS, *_SAVES, *rest)
+            of_others = (Call(tensors | given, public=True) for given in (likely, several, several | {"softcap": 2.0}))
+            return chain(of_op, of_others)
         # Near the least loss of a smoothed target, where its gradient is the difference of nearly equal numbers:
         # float32, which the half types are computed in, has digits for theirs alone.
         sure = 3.9 * torch.eye(5)[target.cpu().clamp(0)].movedim(-1, 1).to(target.device)
@@ -133,7 +140,17 @@ def losses(linear: bool, likelihood: bool) -> Calls:
         near = {"label_smoothing": 0.1, "weight": None, "input": sure}
         # Of the mean by the number of rows.
         likely = {"target": make(2, 5, 3).softmax(1), "label_smoothing": 0.1}
-        options = ignored, bytes_, smooth, near, likely, likely | _OF_LOSS[0] | {"return_lse": True}, wide
+        options = (
+            ignored,
+            bytes_,
+            smooth,
+            near,
+            likely,
+            likely | _OF_LOSS[0] | {"return_lse": True},
+            wide,
+            widest,
+            of_single,
+        )
         return _each(tensors, _OF_LOSS[0] | {"return_lse": True}, *_OF_LOSS[1:], *options)
 
     return calls
@@ -145,6 +162,7 @@ def rope(norm: bool) -> Calls:
             return make(2, count, 5, 8)
 
         wide = make.parameter_dtype
+        other = torch.float32 if make.dtype == torch.float64 else make.dtype
         full, half = make(2, 5, 8, dtype=wide), make(2, 5, 4, dtype=wide)
         positions = make.integers(2, 5, below=5)
         weights = {"q_weight": make(8, dtype=wide), "k_weight": make(8, dtype=wide), "eps": 1e-2} if norm else {}
@@ -160,6 +178,8 @@ def rope(norm: bool) -> Calls:
             narrow | {"rotary_dim": 8, "interleaved": True},
             by_token,
             by_token | {"seq_dim": 1},
+            {"seq_dim": 2},
+            {"cos": full[0].to(other), "sin": full[1].to(other)},
             *([{"weight_offset": 1.0}] if norm else []),
             **({"k_weight": "k"} if norm else {}),
         )

@@ -54,6 +54,7 @@ def samples() -> Iterator[Sample]:
     yield sample("one_row", 1, 32, 128)
     for batch in (8, 9, 16, 17):
         yield sample(f"rows{batch}", batch, 40, 140)
+    yield sample("many_features", 3, 530, 9)
     yield sample("vectors", 67, 3, 72)
     yield sample("rows4099", 4099, 3, 17, large=True)
     for layout in LAYOUTS:

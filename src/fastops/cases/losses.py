@@ -308,8 +308,11 @@ def gradient_reads(args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> tuple[
 def linear_cross_entropy(
     input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None = None, **options: Any
 ) -> Any:
-    logits = linear(input, linear_weight, linear_bias)
-    return cross_entropy(logits.movedim(-1, min(1, logits.dim() - 1)), target, **_of_loss(options))
+    outputs, dim = linear_weight.shape[:-1], input.dim() - 1
+    bias = None if linear_bias is None else linear_bias.flatten()
+    logits = linear(input, linear_weight.flatten(0, -2), bias).unflatten(-1, outputs)
+    target = target.movedim(dim, min(1, dim)) if target.is_floating_point() else target
+    return cross_entropy(logits.movedim(dim, min(1, dim)), target, **_of_loss(options))
 
 
 def linear_log_prob(

@@ -11,6 +11,7 @@ from torch import Tensor
 from .accuracy import evaluate, incoming_gradients, tensors_of
 from .behind import just_written
 from .checks import COLUMNS, ROWS, Check, Outcome, other_bits, same_bits
+from .forms import Worst, few
 from .margins import margins
 from .target import Target
 
@@ -80,6 +81,21 @@ def side_stream(t: Target) -> Iterator[Outcome]:
     yield Outcome("side stream", not wrong, detail=", ".join(wrong))
 
 
+def another_is_current(t: Target) -> Iterator[Outcome]:
+    """Of several GPUs, while another than the tensors' is the current one."""
+    count = torch.cuda.device_count()
+    if count < 2 or not t.first:
+        return
+    worst = Worst(t, "another GPU is current")
+    for form in few(t):
+        alone = evaluate(form.ours, form.args)
+        with torch.cuda.device((t.path.device.index + 1) % count):
+            found = evaluate(form.ours, form.args)
+        pairs = zip(found.outputs + found.gradients, alone.outputs + alone.gradients, strict=True)
+        worst.expect(all(same_bits(a, b) for a, b in pairs), "other bits", form.text)
+    yield worst.outcome()
+
+
 def order(t: Target) -> Iterator[Outcome]:
     """Each raw op behind kernels of ours that write what it reads, and before others that get that memory.
 
@@ -124,4 +140,4 @@ def _refill(args: tuple[Any, ...], values: tuple[Any, ...]) -> None:
 
 
 FIRST: tuple[Check, ...] = (graph_of_kernels,)
-CUDA_CHECKS: tuple[Check, ...] = (graph_of_function, side_stream, order, margins)
+CUDA_CHECKS: tuple[Check, ...] = (graph_of_function, side_stream, another_is_current, order, margins)

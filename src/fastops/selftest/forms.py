@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..cases import Case
+from ..cases.case import Call
 from ..cases.inputs import HALVES
 from .accuracy import Evaluation, errors, evaluate, gradient_error, is_learnable, ulps, wide_copies
 from .checks import Outcome
@@ -74,7 +75,7 @@ def of_calls(t: Target) -> Iterator[Form]:
     A quick run has the combinations of the first, and of one dtype leaves out one of the others' at most.
     """
     optional = [name for name, p in parameters_of(t.case).items() if p.annotation == "Tensor | None"]
-    for k, call in enumerate(t.case.calls(t.make())):
+    for k, call in enumerate(_calls(t)):
         there = [name for name in optional if call.arguments.get(name) is not None]
         for without in subsets(there):
             if k and t.quick and len(without) > (t.main and not t.first):
@@ -86,9 +87,14 @@ def of_calls(t: Target) -> Iterator[Form]:
             yield form(t.case, str(options), arguments, call.plain)
 
 
+def _calls(t: Target) -> list[Call]:
+    """Of the table those that run there."""
+    return [call for call in t.case.calls(t.make()) if not (call.public and t.path.kind == "reference")]
+
+
 def of_pairs(t: Target) -> Iterator[Form]:
     """The options of each two calls of the table together, where neither has what the other changes."""
-    calls = list(t.case.calls(t.make()))
+    calls = _calls(t)
     if not calls:
         return
     first, *others = calls
@@ -125,7 +131,7 @@ def various(t: Target) -> Iterator[Form]:
 
 def _table(t: Target) -> Iterator[Form]:
     """The first with every optional tensor."""
-    for k, call in enumerate(t.case.calls(t.make())):
+    for k, call in enumerate(_calls(t)):
         yield form(t.case, f"call {k}" if k else "every tensor", call.arguments, call.plain)
 
 

@@ -40,8 +40,9 @@ def _layer(a: Arguments) -> Arguments:
 
 
 def _head(a: Arguments) -> Arguments:
-    classes, features = a["linear_weight"].shape
-    return {"in_features": features, "num_classes": classes, "bias": a.get("linear_bias") is not None} | _classes(a)
+    classes, *others, features = a["linear_weight"].shape
+    sizes = {"in_features": features, "num_classes": classes, "out_features": tuple(others)}
+    return sizes | {"bias": a.get("linear_bias") is not None} | _classes(a)
 
 
 def _classes(a: Arguments) -> Arguments:
@@ -76,7 +77,7 @@ GATES = {"swiglu": ("gate", "up"), "geglu": ("gate", "up"), "reglu": ("gate", "u
 
 def modules(t: Target) -> Iterator[Outcome]:
     """Of each call of the table that a module takes too: bits of results and gradients; and how parameters begin."""
-    if not t.first:
+    if t.quick and not t.first:
         return
     worst = Worst(t, "modules")
     forms = [*of_calls(t), *of_samples(t, t.case.small_samples)]
@@ -86,6 +87,8 @@ def modules(t: Target) -> Iterator[Outcome]:
     if t.case.name in GATES:
         for form in forms:
             _between_layers(t, worst, form)
+    if t.case.name == "lltm":
+        _without_state(worst, forms[0])
     if as_ or t.case.name in GATES:
         yield worst.outcome()
 
@@ -142,6 +145,14 @@ def _same(worst: Worst, form: Form, by_module: Callable[..., tuple[Tensor, ...]]
     found, expected = evaluate(by_module, form.args), evaluate(form.ours, form.args)
     pairs = zip(found.outputs + found.gradients, expected.outputs + expected.gradients, strict=True)
     worst.expect(all(same_bits(a, b) for a, b in pairs), "other bits than the operator's", where)
+
+
+def _without_state(worst: Worst, form: Form) -> None:
+    """LLTM begins with zeros of its input's dtype."""
+    x = form.args[0]
+    cell = _seeded(nn.LLTM, {"input_features": x.shape[1], "state_size": 5, "device": x.device, "dtype": x.dtype})
+    zeros = x.new_zeros(len(x), 5)
+    worst.expect(all(map(same_bits, cell(x), cell(x, (zeros, zeros)))), "other bits without a state", form.text)
 
 
 def _between_layers(t: Target, worst: Worst, form: Form) -> None:

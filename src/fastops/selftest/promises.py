@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..cases import by_name
 from ..cases.inputs import DTYPES
-from . import compiled, gradients, kept, modules, not_numbers, refusals, rotary, transforms
+from . import compiled, gradients, kept, modules, not_numbers, overridden, refusals, rotary, transforms
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable
 from .checks import Check, Outcome, same_bits
 from .forms import Form, Worst, few, of_calls, of_pairs, result_dtype
@@ -39,9 +39,9 @@ def arguments(t: Target) -> Iterator[Outcome]:
         truth = form.truth(incoming_gradients(found.outputs))
         worst.compare(form, found, truth, form.text)
         dtype = form.given.get("dtype") or result_dtype(t.case, t.dtype)
-        dtypes = [dtype, *(x.dtype for x in form.by_reference()[1:])]
+        dtypes = [dtype, *(x.dtype for x in (form.by_reference()[1:] if len(found.outputs) > 1 else ()))]
         worst.expect([x.dtype for x in found.outputs] == dtypes, f"results must be {dtypes}", form.text)
-        worst.expect(all(map(_as_exact, found.outputs, truth.outputs)), "rounded to a half type", form.text)
+        worst.expect(all(map(_as_exact, found.outputs, truth.outputs)), "rounded to a narrower type", form.text)
         if t.case.torchs_sums:  # its products may be others where nothing is kept for the backward
             worst.outputs(form, alone, truth.outputs, f"{form.text} where nothing learns")
         else:
@@ -50,13 +50,11 @@ def arguments(t: Target) -> Iterator[Outcome]:
 
 
 def _as_exact(found: Tensor, truth: Tensor) -> bool:
-    """Not all of several float32 numbers are numbers of a half type, unless the truth's are."""
-    return (
-        found.dtype != torch.float32
-        or found.numel() < 2
-        or not any(
-            torch.equal(found, found.to(low).float()) and not torch.equal(truth, truth.to(low).double()) for low in LOW
-        )
+    """Not all of several float32 numbers are a half type's, nor float64 numbers float32's, unless the truth's are."""
+    lower = LOW if found.dtype == torch.float32 else (torch.float32,) if found.dtype == torch.float64 else ()
+    return found.numel() < (2 if found.dtype == torch.float32 else 1) or not any(
+        torch.equal(found, found.to(low).to(found.dtype)) and not torch.equal(truth, truth.to(low).double())
+        for low in lower
     )
 
 
@@ -89,6 +87,7 @@ def other_dtypes(t: Target) -> Iterator[Outcome]:
     """Where an argument may have another dtype than the first, values and gradients; else an error that says so."""
     worst = Worst(t, "arguments of other dtypes")
     form = next(iter(few(t)))
+    _with_numbers(worst, form)
     for k, dtype in product(form.learnable[1:], DTYPES):
         if dtype == form.args[k].dtype:
             continue
@@ -111,6 +110,15 @@ def other_dtypes(t: Target) -> Iterator[Outcome]:
             own = result == result_dtype(t.case, t.dtype)
             worst.compare(other, found, other.truth(grads), where, t.dtype if own else result)
     yield worst.outcome()
+
+
+def _with_numbers(worst: Worst, form: Form) -> None:
+    """A number, a tensor of no dimensions, does not widen what has some, as in torch's arithmetic."""
+    for k, dtype in product(form.learnable[1:], DTYPES):
+        args = (*form.args[:k], form.args[k].mean().to(dtype), *form.args[k + 1 :])
+        if not error_of(lambda: form.ours(*args)):  # noqa: B023
+            found, expected = form.ours(*args)[0].dtype, torch.result_type(form.args[0], args[k])
+            worst.expect(found == expected, f"result must be {expected}", f"{form.names[k]} a number of {dtype}")
 
 
 def as_alone(t: Target) -> Iterator[Outcome]:
@@ -175,6 +183,7 @@ PROMISE_CHECKS: tuple[Check, ...] = (
     kept.kernels_run,
     kept.kept,
     as_alone,
+    overridden.overridden,
     modules.modules,
     rotary.rotary_tables,
     threads,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -19,18 +20,17 @@ def rotary_tables(t: Target) -> Iterator[Outcome]:
     if t.case.name != "rope" or not t.first:
         return
     worst = Worst(t, "tables of RotaryEmbedding")
-    positions = [0, 1, 2, 5, 63, 64, 1000, 4095, 100_003]
-    for options in _ROTARY:
-        for interleaved in (False, True):
-            module = nn.RotaryEmbedding(**options, interleaved=interleaved)
-            cos, sin = module(torch.tensor(positions, device=t.path.device))
-            truth = [[p * f for f in _frequencies(max(positions) + 1, **options)] for p in positions]
-            for function, table in ((math.cos, cos), (math.sin, sin)):
-                right = torch.tensor([[function(angle) for angle in row] for row in truth], dtype=torch.float64)
-                right = right * _factor(**options)
-                right = right.repeat_interleave(2, -1) if interleaved else torch.cat((right, right), -1)
-                near = torch.allclose(table.cpu().double(), right, rtol=1e-7, atol=1e-9)
-                worst.expect(near and table.dtype == torch.float32, "RotaryEmbedding's tables", str(options))
+    for options, positions, interleaved in product(_ROTARY, ([0, 1, 5], [63, 64, 4095, 100_003]), (False, True)):
+        module = nn.RotaryEmbedding(**options, interleaved=interleaved)
+        tables = module(torch.tensor(positions, device=t.path.device))
+        truth = [[p * f for f in _frequencies(max(positions) + 1, **options)] for p in positions]
+        for function, table in zip((math.cos, math.sin), tables, strict=True):
+            right = torch.tensor([[function(angle) for angle in row] for row in truth], dtype=torch.float64)
+            right = right * _factor(**options)
+            right = right.repeat_interleave(2, -1) if interleaved else torch.cat((right, right), -1)
+            near = torch.allclose(table.cpu().double(), right, rtol=1e-7, atol=1e-9)
+            where = f"{options} up to position {max(positions)}"
+            worst.expect(near and table.dtype == torch.float32, "not the formula's, rounded to float32", where)
     yield worst.outcome()
 
 
