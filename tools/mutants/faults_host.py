@@ -198,4 +198,32 @@ FAULTS = (
         "      if (sizes[a] > sizes[b]) return 1;\n",
         "",
     ),
+    Fault(
+        "host-rope-seq-dim-from-the-front",
+        2,
+        ("rope", "qk_norm_rope"),
+        "cpp/host/rope.cpp",
+        "A seq_dim that is counted from the front is taken for the one beside the heads.",
+        "const size_t beside = seq_ + 2 == rank_ ? rank_ - 3 : rank_ - 2;",
+        "const size_t beside = arguments.seq_dim == -2 ? rank_ - 3 : rank_ - 2;",
+    ),
+    Fault(
+        "host-class-weights-of-float32-as-they-are",
+        3,
+        ("cross_entropy",),
+        "cpp/host/likelihood.cpp",
+        "float32 weights of classes beside float64 logits are read as float64.",
+        "    weight = to_dtype(as_contiguous(*given), computed);\n",
+        "    const DType own = dtype_of(*given) == DType::f32 ? DType::f32 : computed;\n"
+        "    weight = to_dtype(as_contiguous(*given), own);\n",
+    ),
+    Fault(
+        "host-rope-int32-positions-unchecked",
+        3,
+        ("rope", "qk_norm_rope"),
+        "cpp/host/rope.cpp",
+        "int32 positions may be behind the table.",
+        ("  if (!given.is_cpu()) return;\n"),
+        ("  if (!given.is_cpu() || !is_long) return;\n"),
+    ),
 )

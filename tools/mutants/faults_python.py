@@ -315,4 +315,64 @@ FAULTS = (
         "low, high = math.floor(low), math.ceil(high)",
         "low, high = math.ceil(low), math.floor(high)",
     ),
+    Fault(
+        "py-rms-norm-override-without-offset",
+        2,
+        ("rms_norm",),
+        "src/fastops/ops/rms_norm.py",
+        "Under a mode of functions, or of a subclass, weight_offset is lost.",
+        ("rms_norm, tensors, input, normalized_shape, weight, eps, weight_offset=weight_offset\n"),
+        ("rms_norm, tensors, input, normalized_shape, weight, eps\n"),
+    ),
+    Fault(
+        "py-linear-cross-entropy-whole-without-softcap",
+        2,
+        ("linear_cross_entropy",),
+        "src/fastops/ops/linear_cross_entropy.py",
+        "Of probabilities, or of a head of several dimensions, softcap is lost.",
+        (
+            "            softcap=softcap,\n"
+            "            z_loss=z_loss,\n"
+            "            dtype=dtype,\n"
+            "        )\n"
+            "    options = ("
+        ),
+        ("            z_loss=z_loss,\n            dtype=dtype,\n        )\n    options = ("),
+    ),
+    Fault(
+        "py-nn-rotary-dynamic-of-short-calls",
+        2,
+        ("rope",),
+        "src/fastops/nn/rotary_embedding.py",
+        "Calls that are shorter than the original length have frequencies of their own.",
+        ("    last = torch.nn.functional.pad(positions.flatten().long(), (0, 1), value=original - 1).max()\n"),
+        ("    last = positions.max()\n"),
+    ),
+    Fault(
+        "py-promotion-of-numbers",
+        2,
+        ("axpby",),
+        "src/fastops/_promotion.py",
+        "A tensor of no dimensions counts as much as one that has some.",
+        ("    dtype = functools.reduce(torch.promote_types, with_dims or without)\n"),
+        ("    dtype = functools.reduce(torch.promote_types, [t.dtype for t in tensors])\n"),
+    ),
+    Fault(
+        "py-cross-entropy-float64-of-float32",
+        2,
+        ("cross_entropy",),
+        "src/fastops/ops/cross_entropy.py",
+        "A float64 loss of float32 logits is computed in float32.",
+        ("    if dtype == torch.float64 and input.dtype != dtype:\n"),
+        ("    if dtype == torch.float64 and input.dtype in HALVES:\n"),
+    ),
+    Fault(
+        "py-nn-lltm-state-of-float32",
+        2,
+        ("lltm",),
+        "src/fastops/nn/lltm.py",
+        "Without a state it is float32, whatever the input is.",
+        "zeros = input.new_zeros(input.shape[:1] + (self.state_size,))",
+        "zeros = torch.zeros(input.shape[:1] + (self.state_size,), device=input.device)",
+    ),
 )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .case import RawCall, Sample
-from .inputs import LAYOUTS, SIZES, Layout, Make, channels_last, reversed_memory, row_slice, stepped, transposed
+from .inputs import LAYOUTS, SIZES, Layout, Make, block, channels_last, reversed_memory, row_slice, stepped, transposed
 
 
 def samples(scale: float) -> tuple[Sample, ...]:
@@ -36,7 +36,7 @@ def samples(scale: float) -> tuple[Sample, ...]:
         sample("dims17", *[2] * 17, layout=reversed_memory, large=True),
         sample("vectors3d", 3, 5, 32),
         sample("stepped3d", 5, 7, 9, layout=stepped),
-        sample("large_stepped3d", 65, 67, 69, layout=stepped, large=True),
+        sample("large_block", 65, 67, 70, layout=block, large=True),
         sample("channels_last", 2, 5, 3, 7, layout=channels_last),
         sample("permuted4d", 3, 4, 5, 6, layout=lambda t: t.permute(2, 0, 3, 1)),
         sample("tiny_values", 4099, scale=1e-6),
@@ -99,7 +99,7 @@ def axpby_samples() -> tuple[Sample, ...]:
         sample("empty_to_empty", (3, 0), (1, 1)),
         *(sample(f"{layout.__name__}_x", (37, 67), (37, 67), x_layout=layout) for layout in LAYOUTS),
         *(sample(f"{layout.__name__}_y", (37, 67), (37, 67), y_layout=layout) for layout in LAYOUTS),
-        sample("large_stepped3d", (65, 67, 69), (65, 67, 69), x_layout=stepped, y_layout=stepped, large=True),
+        sample("large_block", (65, 67, 70), (65, 67, 70), x_layout=block, y_layout=block, large=True),
         sample("transposed_row", (37, 67), (67,), x_layout=transposed),
         Sample("other_scalars", lambda make: (make(9, 5), make(9, 5), -0.37, 1e-3)),
         Sample("equal_terms", lambda make: (x := make(37, 67), x.clone(), 1.1, -1.1)),  # exactly 0

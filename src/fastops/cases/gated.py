@@ -15,6 +15,7 @@ from .inputs import (
     SIZES,
     Layout,
     Make,
+    block,
     channels_last,
     misaligned,
     row_slice,
@@ -106,7 +107,7 @@ def samples() -> Iterator[Sample]:
         yield two(f"{layout.__name__}_gate", 37, 67, layout=layout)
         yield two(f"{layout.__name__}_up", 37, 67, other=layout)
     yield two("channels_last", 2, 5, 3, 7, layout=channels_last, other=channels_last)
-    yield two("large_stepped3d", 65, 67, 69, layout=stepped, other=stepped, large=True)
+    yield two("large_block", 65, 67, 70, layout=block, other=block, large=True)
     yield two("dims17", *[2] * 17, large=True)
     yield two("large_misaligned", 33, 257, layout=misaligned)  # on CUDA: a vector at any alignment
     yield two("large_rows", 67, 131, layout=row_slice)

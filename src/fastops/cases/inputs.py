@@ -85,6 +85,12 @@ def shortened(t: Tensor) -> Tensor:
     return view.copy_(t)
 
 
+def block(t: Tensor) -> Tensor:
+    """The first rows of more, and of them the first columns: no two of three dimensions are one."""
+    view = t.new_zeros(*t.shape[:-2], t.shape[-2] + 3, t.shape[-1] + 64)[..., : t.shape[-2], : t.shape[-1]]
+    return view.copy_(t)
+
+
 def misaligned(t: Tensor) -> Tensor:
     """Contiguous, one element behind an aligned address."""
     return t.new_zeros(t.numel() + 1)[1:].view(t.shape).copy_(t)

@@ -119,10 +119,10 @@ class Norm:
         return Sample(name, build, unlike_torch_on_cuda=self.layer)
 
     def _huge(self) -> Sample:
-        """Numbers whose squares are infinite in float32."""
+        """Numbers whose squares are infinite in float32, and the square of whose mean is not."""
 
         def build(make: Make) -> tuple[Any, ...]:
-            total = make(7, 257, scale=1e4 if make.dtype == torch.float16 else 1e25)
+            total = make(7, 257, scale=1e4 if make.dtype == torch.float16 else 6e19)
             return *self._rows(total), (257,), make(257, scale=0.5, shift=1.0), *([make(257)] if self.layer else [])
 
         return Sample("huge", build, unlike_torch=True)
