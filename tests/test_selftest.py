@@ -108,6 +108,18 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     assert {op for op, *_ in found[0]} == {"relu", "square"}
 
 
+def test_what_processes_are_forked_from_leaves_cuda_alone() -> None:
+    code = """
+import torch
+driver = lambda: "libcuda.so" in open("/proc/self/maps").read()
+before = driver()
+import fastops.selftest.workers
+print(driver() == before, torch.cuda.is_initialized())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]
+
+
 class Deadly(NamedTuple):
     """What a worker does not survive."""
 

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 import torch
 from torch import Tensor
 
 from fastops.cases import RawCall, by_name
+from fastops.cases.inputs import MakeFromPool
 from fastops.selftest.reach import FEW, rules
 from fastops.selftest.target import Path, Target
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (1500, 1500)], ids=["of the pool", "larger than it"])
+def test_numbers_of_the_pool(shape: tuple[int, int], device: torch.device) -> None:
+    """Those of a seed are the same everywhere."""
+    places = (device, 0), ("cpu", 0), (device, 1)
+    one, again, other = (MakeFromPool(place, torch.float32, seed)(*shape, shift=2.0) for place, seed in places)
+    assert torch.equal(one.cpu(), again)
+    assert not torch.equal(one, other)
+    assert 0.5 < one.mean() < 3.5
 
 
 class ByTheNumberOfRows(RawCall):
