@@ -479,15 +479,6 @@ FAULTS = (
         ("    rest = begin / p.sizes[d];\n"),
     ),
     Fault(
-        "cpu-layer-norm-huge-rows",
-        4,
-        LAYER_NORMS,
-        "cpp/kernels/norm_forward.cpp",
-        "Rows whose squares overflow are taken for such as have a variance.",
-        "return variance * (deviations * deviations) >= shift * shift && variance < static_cast<A>(__builtin_inf());",
-        "return variance * (deviations * deviations) >= shift * shift;",
-    ),
-    Fault(
         "cpu-rope-float32-tables-beside-float64",
         2,
         ("rope", "qk_norm_rope"),

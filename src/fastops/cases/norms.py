@@ -118,15 +118,6 @@ class Norm:
 
         return Sample(name, build, unlike_torch_on_cuda=self.layer)
 
-    def _huge(self) -> Sample:
-        """Numbers whose squares are infinite in float32, and the square of whose mean is not."""
-
-        def build(make: Make) -> tuple[Any, ...]:
-            total = make(7, 257, scale=1e4 if make.dtype == torch.float16 else 6e19)
-            return *self._rows(total), (257,), make(257, scale=0.5, shift=1.0), *([make(257)] if self.layer else [])
-
-        return Sample("huge", build, unlike_torch=True)
-
     def _rows(self, total: Tensor, x: Layout | None = None, r: Layout | None = None) -> tuple[Tensor, ...]:
         """What is normalised, or the two tensors that it is the sum of."""
         if not self.residual:
@@ -159,8 +150,6 @@ class Norm:
         yield sample("constant_rows", (7,), (257,), scale=0.0, shift=3.0)
         yield sample("tiny_spread", (7,), (257,), scale=1e-4)
         yield sample("values_near_6e4", (7,), (257,), scale=1e3, shift=6e4, unlike_torch_on_cuda=self.layer)
-        if self.layer:
-            yield self._huge()
         yield sample("small", (4,), (5,), small=True)
         yield sample("small_multi", (2,), (2, 3), small=True)
         yield sample("small_plain", (3,), (4,), "none none", small=True)
