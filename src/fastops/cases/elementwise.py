@@ -36,7 +36,7 @@ def samples(scale: float) -> tuple[Sample, ...]:
         sample("dims17", *[2] * 17, layout=reversed_memory, large=True),
         sample("vectors3d", 3, 5, 32),
         sample("stepped3d", 5, 7, 9, layout=stepped),
-        sample("large_block", 65, 67, 70, layout=block, large=True),
+        sample("large_block", 65, 67, 70, layout=block, scale=1.0, large=True),
         sample("channels_last", 2, 5, 3, 7, layout=channels_last),
         sample("permuted4d", 3, 4, 5, 6, layout=lambda t: t.permute(2, 0, 3, 1)),
         sample("tiny_values", 4099, scale=1e-6),
