@@ -76,15 +76,15 @@ module._op.call = dies
 
 def test_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "found.json"
-    chosen = ["--op", "rms_norm", "--op", "linear", "--op", "cross_entropy", "--dtype", "f32", "--dtype", "bf16"]
+    ops = ("rms_norm", "linear", "cross_entropy", "linear_cross_entropy")
+    chosen = [word for op in ops for word in ("--op", op)] + ["--dtype", "f32", "--dtype", "bf16"]
     assert main(["--distributed", "2", "--quick", "--json", str(file), *chosen]) == 0
     printed = capsys.readouterr().out
-    assert "3 ops on 2 x cpu, gloo" in printed
+    assert "4 ops on 2 x cpu, gloo" in printed
     content = json.loads(file.read_text())
     assert content["passed"] is True
     found = {(r["op"], r["dtype"], r["check"]) for r in content["results"]}
     checks = ("forward", "gradient", "placements", "collectives")
-    ops = ("rms_norm", "linear", "cross_entropy")
     assert found == {(op, dtype, check) for op in ops for dtype in ("f32", "bf16") for check in checks}
     forward = content["results"][0]
     assert 0 < forward["error"] <= forward["bound"]

@@ -200,10 +200,14 @@ def test_a_selftest_that_fails_by_itself_is_an_error(tree: Path, capsys: pytest.
     assert "FAILS" in capsys.readouterr().out
 
 
-def test_the_package_of_a_fault_is_its_own(tree: Path) -> None:
-    copy = copied.Copy(tree, tree.parent / "copy", {})
+@pytest.fixture
+def copy(tree: Path) -> copied.Copy:
     if not copied.tool("ninja").exists():
         pytest.skip("no ninja here")
+    return copied.Copy(tree, tree.parent / "copy", {})
+
+
+def test_the_package_of_a_fault_is_its_own(copy: copied.Copy) -> None:
     copy.prepare()
     package = copy.planted(LIBRARY)
     assert "return 1;" in (package / "fastops" / "library.txt").read_text()
@@ -212,11 +216,8 @@ def test_the_package_of_a_fault_is_its_own(tree: Path) -> None:
     assert not package.exists()
 
 
-def test_a_compiled_fault_leaves_nothing_behind(tree: Path) -> None:
+def test_a_compiled_fault_leaves_nothing_behind(tree: Path, copy: copied.Copy) -> None:
     """Neither where the run goes on, nor where it is cut off."""
-    copy = copied.Copy(tree, tree.parent / "copy", {})
-    if not copied.tool("ninja").exists():
-        pytest.skip("no ninja here")
     copy.prepare()
     times = {path: path.stat().st_mtime_ns for path in copy.build.rglob("*.o")}
     assert times
@@ -232,10 +233,7 @@ def test_a_compiled_fault_leaves_nothing_behind(tree: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in copy.build.rglob("*.o")} == times  # nothing was compiled again
 
 
-def test_the_copy_follows_the_tree(tree: Path) -> None:
-    copy = copied.Copy(tree, tree.parent / "copy", {})
-    if not copied.tool("ninja").exists():
-        pytest.skip("no ninja here")
+def test_the_copy_follows_the_tree(tree: Path, copy: copied.Copy) -> None:
     (tree / "src" / "fastops" / "old.py").write_text("")
     copy.prepare()
     (tree / "src" / "fastops" / "old.py").unlink()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..cases import LAYOUTS, OVER_ONE_ROUNDING, OVER_TWO_ROUNDINGS, RawCall, Sample, expanded, transposed
 from ..cases.inputs import HALVES, windows
-from .accuracy import errors, evaluate, is_learnable, tensors_of, truth_of, ulps, wide_copies
+from .accuracy import Evaluation, errors, evaluate, is_learnable, tensors_of, truth_of, ulps, wide_copies
 from .poison import NotPoisonedError, unwritten
 from .slicing import narrow_slices
 from .target import Target
@@ -52,6 +52,11 @@ def bits(x: Tensor) -> Tensor:
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b))
+
+
+def same_results(a: Evaluation, b: Evaluation) -> bool:
+    """The bits of outputs and of gradients."""
+    return all(same_bits(x, y) for x, y in zip(a.outputs + a.gradients, b.outputs + b.gradients, strict=True))
 
 
 def other_bits(found: Iterable[Tensor], expected: Iterable[Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .accuracy import evaluate, incoming_gradients, tensors_of
 from .behind import just_written
-from .checks import COLUMNS, ROWS, Check, Outcome, other_bits, same_bits
+from .checks import COLUMNS, ROWS, Check, Outcome, other_bits, same_bits, same_results
 from .forms import Worst, few
 from .margins import margins
 from .target import Target
@@ -56,8 +56,7 @@ def graph_of_function(t: Target) -> Iterator[Outcome]:
             _refill(static, args)
             graph.replay()
             eager = evaluate(t.function, args, grads)
-            pairs = zip(captured.outputs + captured.gradients, eager.outputs + eager.gradients, strict=True)
-            if not all(same_bits(a, b) for a, b in pairs):
+            if not same_results(captured, eager):
                 wrong.append(sample.name)
     yield Outcome("CUDA graph of forward and backward", not wrong, detail=", ".join(wrong))
 
@@ -91,8 +90,7 @@ def another_is_current(t: Target) -> Iterator[Outcome]:
         alone = evaluate(form.ours, form.args)
         with torch.cuda.device((t.path.device.index + 1) % count):
             found = evaluate(form.ours, form.args)
-        pairs = zip(found.outputs + found.gradients, alone.outputs + alone.gradients, strict=True)
-        worst.expect(all(same_bits(a, b) for a, b in pairs), "other bits", form.text)
+        worst.expect(same_results(found, alone), "other bits", form.text)
     yield worst.outcome()
 
 

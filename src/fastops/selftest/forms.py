@@ -30,15 +30,15 @@ class Form:
     of_plain: dict[str, Any]
 
     def ours(self, *args: Any) -> tuple[Tensor, ...]:
-        return _outputs(self.case.function(**dict(zip(self.names, args, strict=True)), **self.given))
+        return results_of(self.case.function(**dict(zip(self.names, args, strict=True)), **self.given))
 
     def plain(self, *args: Any) -> tuple[Tensor, ...]:
         given = dict(zip(self.given, wide_copies(tuple(self.given.values())), strict=True))
-        return _outputs(self.case.plain(**dict(zip(self.names, args, strict=True)), **(given | self.of_plain)))
+        return results_of(self.case.plain(**dict(zip(self.names, args, strict=True)), **(given | self.of_plain)))
 
     def by_reference(self) -> tuple[Tensor, ...]:
         """Of the plain composition, in the dtypes of the call."""
-        return _outputs(self.case.reference(**dict(zip(self.names, self.args, strict=True)), **self.given))
+        return results_of(self.case.reference(**dict(zip(self.names, self.args, strict=True)), **self.given))
 
     def truth(self, grads: Iterable[Tensor], args: Sequence[Any] | None = None) -> Evaluation:
         return evaluate(self.plain, wide_copies(tuple(args or self.args)), wide_copies(tuple(grads)))
@@ -51,7 +51,7 @@ class Form:
         return [k for k, x in enumerate(self.args) if is_learnable(x)]
 
 
-def _outputs(out: Any) -> tuple[Tensor, ...]:
+def results_of(out: Any) -> tuple[Tensor, ...]:
     return tuple(x for x in (out if isinstance(out, tuple) else (out,)) if x is not None)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..cases import LAYOUTS, expanded
 from ..cases.inputs import reversed_memory
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable, tensors_of, wide_copies
-from .checks import Outcome, same_bits
+from .checks import Outcome, same_results
 from .forms import Form, Worst, few, of_samples, subsets
 from .target import Target
 
@@ -125,8 +125,7 @@ def _as(
     t: Target, worst: Worst, form: Form, found: Evaluation, other: Evaluation, grads: tuple[Tensor, ...], where: str
 ) -> None:
     """The same bits, or within the bounds where torch adds up, which promises no more."""
-    pairs = zip(found.outputs + found.gradients, other.outputs + other.gradients, strict=True)
-    if all(same_bits(a, b) for a, b in pairs):
+    if same_results(found, other):
         return
     worst.expect(t.case.torchs_sums, "not the bits of contiguous tensors", where)
     worst.compare(form, found, form.truth(grads), where)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .. import nn
 from .accuracy import evaluate
-from .checks import Outcome, same_bits
-from .forms import Form, Worst, of_calls, of_samples
+from .checks import Outcome, same_bits, same_results
+from .forms import Form, Worst, of_calls, of_samples, results_of
 from .target import Target
 
 Arguments = dict[str, Any]
@@ -105,10 +105,10 @@ def _as_operator(worst: Worst, form: Form, as_: As) -> None:
         state = {key: given[name] for name, key in as_.state.items() if given.get(name) is not None}
         first, *others = (given.get(name) for name in as_.inputs)
         inputs = (first, tuple(others)) if as_.module is nn.LLTM else (first, *others)
-        out = torch.func.functional_call(module, state, inputs)
-        return out if isinstance(out, tuple) else (out,)
+        return results_of(torch.func.functional_call(module, state, inputs))
 
-    _same(worst, form, by_module, form.text)
+    found, expected = evaluate(by_module, form.args), evaluate(form.ours, form.args)
+    worst.expect(same_results(found, expected), "other bits than the operator's", form.text)
     for key, parameter in module.named_parameters():
         twin = theirs.get_parameter(key) if theirs else parameter
         right = parameter + getattr(module, "weight_offset", 0.0) if key == "weight" else parameter
@@ -139,12 +139,6 @@ def _seeded(module: Module, options: Arguments) -> Any:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         return module(**options)
-
-
-def _same(worst: Worst, form: Form, by_module: Callable[..., tuple[Tensor, ...]], where: str) -> None:
-    found, expected = evaluate(by_module, form.args), evaluate(form.ours, form.args)
-    pairs = zip(found.outputs + found.gradients, expected.outputs + expected.gradients, strict=True)
-    worst.expect(all(same_bits(a, b) for a, b in pairs), "other bits than the operator's", where)
 
 
 def _without_state(worst: Worst, form: Form) -> None:

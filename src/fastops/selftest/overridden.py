@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from torch import Tensor
 from torch.overrides import BaseTorchFunctionMode
 
-from .accuracy import Evaluation, evaluate
-from .checks import Outcome, same_bits
+from .accuracy import evaluate
+from .checks import Outcome, same_results
 from .forms import Form, Worst, of_calls
 from .target import Target
 
@@ -25,17 +25,13 @@ def overridden(t: Target) -> Iterator[Outcome]:
     for form in of_calls(t):
         alone = evaluate(form.ours, form.args)
         with BaseTorchFunctionMode():
-            _same(worst, evaluate(form.ours, form.args), alone, f"{form.text} under a mode")
+            found = evaluate(form.ours, form.args)
+        worst.expect(same_results(found, alone), "other bits", f"{form.text} under a mode")
         found = evaluate(lambda *args: _of_subclass(form, args), form.args)  # noqa: B023
-        _same(worst, found, alone, f"{form.text} of a subclass")
+        worst.expect(same_results(found, alone), "other bits", f"{form.text} of a subclass")
     yield worst.outcome()
 
 
 def _of_subclass(form: Form, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     found = form.ours(*(x.as_subclass(_Subclass) for x in args))
     return tuple(x.as_subclass(Tensor) for x in found)
-
-
-def _same(worst: Worst, found: Evaluation, alone: Evaluation, where: str) -> None:
-    pairs = zip(found.outputs + found.gradients, alone.outputs + alone.gradients, strict=True)
-    worst.expect(all(same_bits(a, b) for a, b in pairs), "other bits", where)

@@ -15,7 +15,7 @@ from ..cases import by_name
 from ..cases.inputs import DTYPES
 from . import compiled, gradients, kept, modules, not_numbers, overridden, refusals, rotary, transforms
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable
-from .checks import Check, Outcome, same_bits
+from .checks import Check, Outcome, same_bits, same_results
 from .forms import Form, Worst, few, of_calls, of_pairs, result_dtype
 from .refusals import error_of
 from .slicing import in_slices, narrow_slices
@@ -151,9 +151,8 @@ def threads(t: Target) -> Iterator[Outcome]:
         for call, expected, found in zip(calls, alone, pool.map(several, calls), strict=True):
             truth = call.truth(incoming_gradients(expected.outputs))
             for each in found:
-                pairs = zip(each.outputs + each.gradients, expected.outputs + expected.gradients, strict=True)
                 # Another thread's GEMM may be another one.
-                worst.expect(t.case.torchs_sums or all(same_bits(a, b) for a, b in pairs), "other bits", call.text)
+                worst.expect(t.case.torchs_sums or same_results(each, expected), "other bits", call.text)
                 worst.compare(call, each, truth, call.text)
     yield worst.outcome()
 

@@ -47,15 +47,15 @@ def wrong_indices(t: Target) -> Iterator[Outcome]:
     form = rows_apart(t)
     sizes = {n for x in form.args for n in x.shape}
     whole = [k for k, x in enumerate(form.args) if x.dtype in (torch.int32, torch.int64)]
-    for k, dtype, index in product(whole, (torch.int64, torch.int32), (-7, *sorted(sizes), 1 << 30)):
-        x = form.args[k].to(dtype, copy=True)
-        if error_of(lambda: form.ours(*form.args[:k], x, *form.args[k + 1 :])):  # noqa: B023
-            continue  # of a dtype that is refused
+    of_dtypes = [(k, form.args[k].to(dtype)) for k, dtype in product(whole, (torch.int64, torch.int32))]
+    accepted = [(k, x) for k, x in of_dtypes if not error_of(lambda: form.ours(*form.args[:k], x, *form.args[k + 1 :]))]  # noqa: B023
+    for (k, right), index in product(accepted, (-7, *sorted(sizes), 1 << 30)):
+        x = right.clone()
         x.view(-1)[x.numel() // 2] = index
         other = form.with_args((*form.args[:k], x, *form.args[k + 1 :]))
         if not error_of(lambda: other.plain(*wide_copies(other.args))):  # noqa: B023
             continue
-        where = f"{index} in {form.names[k]} of {dtype}"
+        where = f"{index} in {form.names[k]} of {x.dtype}"
         if t.path.device.type == "cpu":
             error = error_of(lambda: other.ours(*other.args))  # noqa: B023
             kind = IndexError if form.names[k] == "target" else RuntimeError

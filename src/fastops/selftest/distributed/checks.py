@@ -87,17 +87,13 @@ class Checker:
                         self.found.refused += 1  # torch's product has no place for these shards, on any process
                     else:
                         self._raised(where, error)
-        if groups.takes_a_group(self.case):
-            for form in groups.forms(self.case, self.dtype, device, quick=self.effort.few):
-                call = groups.OfAGroup(form, self.mesh)
-                if not call.fits:
-                    continue
-                where = f"by a group, {form.text}"
-                at(where)
-                try:
-                    self._of_a_group(call, where)
-                except Exception as error:
-                    self._raised(where, error)
+        for call in groups.calls(self.case, self.dtype, self.mesh, quick=self.effort.few):
+            where = f"by a group, {call.form.text}"
+            at(where)
+            try:
+                self._of_a_group(call, where)
+            except Exception as error:
+                self._raised(where, error)
         return self.found
 
     def _raised(self, where: str, error: Exception) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,20 +13,23 @@ from ...cases import Case
 from ..accuracy import Evaluation, errors, incoming_gradients
 from ..checks import same_bits
 from ..forms import Form, of_calls
-from ..target import Path, Target
+from ..target import Path, Target, parameters_of
 from .calls import Calls
 
 
-def takes_a_group(case: Case) -> bool:
-    return "group" in inspect.signature(case.function).parameters
-
-
-def forms(case: Case, dtype: torch.dtype, device: torch.device, quick: bool) -> Iterator[Form]:
-    """Calls of the table whose targets are classes."""
-    for form in of_calls(Target(case, dtype, Path(device, device.type), quick)):
+def calls(case: Case, dtype: torch.dtype, mesh: DeviceMesh, quick: bool) -> Iterator[OfAGroup]:
+    """Those of the table whose targets are classes, and of which each process has some."""
+    target = Target(case, dtype, Path(torch.device(mesh.device_type), mesh.device_type), quick)
+    if "group" not in parameters_of(case):
+        return
+    for form in of_calls(target):
         arguments = dict(zip(form.names, form.args, strict=True))
-        if not arguments["target"].is_floating_point():
-            yield form
+        several = "linear_weight" in arguments and arguments["linear_weight"].dim() > 2  # with a group an error
+        if arguments["target"].is_floating_point() or several:
+            continue
+        call = OfAGroup(form, mesh)
+        if call.fits:
+            yield call
 
 
 class OfAGroup:
