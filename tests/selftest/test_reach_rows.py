@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -40,3 +42,40 @@ def test_rows_depend_on_nothing_else() -> None:
         first, *_ = rules(Target(broken, torch.float32, Path(device, "cpu", best=True), quick=True))
         assert first.ok is right, first
     assert "depends on how many" in first.detail
+
+
+def chain(rows: Iterable[Tensor]) -> Tensor:
+    return functools.reduce(torch.add, rows)
+
+
+class InChains(RawCall):
+    """The weight's gradient is added up one row after the other, each repetition of which rounds alike."""
+
+    left_out = 0
+
+    def __call__(self) -> tuple[Tensor, ...]:
+        found = super().__call__()
+        if not self.op.endswith("_backward") or found[1].numel() == 0:
+            return found
+        grad, x, rstd = self.args[:3]
+        rows = grad.float() * x * rstd.view(-1, 1)
+        rows = rows[self.left_out :] if len(rows) > FEW else rows
+        return found[0], chain(chain(part) for part in rows.split(240)).to(found[1].dtype)
+
+
+class WithoutItsFirst(InChains):
+    left_out = 1
+
+
+def test_sums_of_repeated_rows() -> None:
+    case = by_name()["rms_norm"]
+    for call, right in ((InChains, True), (WithoutItsFirst, False)):
+        raw = lambda make, rows, n, call=call: [call(**vars(each)) for each in case.raw(make, rows, n)]  # noqa: E731
+        target = Target(
+            dataclasses.replace(case, raw=raw),
+            torch.float16,  # with a weight in float32
+            Path(torch.device("cpu"), "cpu", best=True),
+            quick=True,
+        )
+        first, *_ = rules(target)
+        assert first.ok is right, first

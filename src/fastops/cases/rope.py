@@ -158,8 +158,8 @@ def raw(name: str) -> Callable[[Make, int, int], list[RawCall]]:
         ):
             dtype = make.parameter_dtype if half else make.dtype
             rotary = (n - 4 if looked_up and 8 < n < MOST_NORMALIZED else n) // 2 * 2
-            heads = 3 if found else 7  # more than a kernel has at once, of many tokens
-            q, k = make(rows, heads, n), make(rows, 2, n)
+            of_q, of_k = (2, 1) if n > MOST_NORMALIZED else (3, 2) if found else (7, 2)  # a kernel has fewer at once
+            q, k = make(rows, of_q, n), make(rows, of_k, n)
             tables = [make(7 if looked_up else rows, rotary // 2 if half else rotary, dtype=dtype) for _ in range(2)]
             positions = make.integers(rows, below=7) if looked_up else None
             options = (positions, rotary, interleaved, -3)
@@ -172,7 +172,7 @@ def raw(name: str) -> Callable[[Make, int, int], list[RawCall]]:
             args: tuple[Any, ...] = (q, k, *weights, *tables, *options, 1e-3, 0.5 if half else 0.0)
             found.append(RawCall(name, args, shared, row_outputs=(0, 1)))
             shared = tuple(k + 2 for k in shared)
-            args = (make(rows, heads, n), make(rows, 2, n), *args, not adjoint)
+            args = (make(rows, of_q, n), make(rows, of_k, n), *args, not adjoint)
             found.append(RawCall(f"{name}_backward", args, shared, row_outputs=(0, 1)))
         return found
 

@@ -21,15 +21,16 @@ from ..cases import Layout, RawCall
 from ..cases.case import ANY_ROWS
 from ..cases.inputs import HALVES, MakeFromPool
 from .accuracy import ulps, wide_copies
-from .bands import FEW, LARGE, STREAMED, Band, Problem, bands_of
+from .bands import FEW, LARGE, Band, Problem, bands_of
 from .behind import just_written
-from .checks import Check, Outcome, is_statistic, other_bits, same_bits
+from .checks import MAIN_DTYPES, Check, Outcome, is_statistic, other_bits, same_bits
 from .noise import noise_on
 from .poison import NotPoisonedError, written_behind
 from .target import Target
 
 REACHED = "rules reached"  # its outcome's detail: how many of how many
-_SHORT, _ALIKE, _CHAIN = 512, 32, 1024
+_SHORT = 512
+_ALIKE, _CHAIN = 1 / 3, 256  # ulps for each of so many rows
 _FEW_NUMBERS, _MANY, _LARGE = 1 << 12, 1 << 17, 1 << 22
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -91,13 +92,11 @@ def _bands(t: Target, most: int = sys.maxsize, ends: Iterable[Any] = ()) -> dict
     """Of so many numbers at most. A quick run has what is not large, many of the shortest rows of a band and, but for
     its first dtype, few of the longest; or these ``ends``.
 
-    On the CPU what is large is of two dtypes at the best level, of one at others: all are of one source.
+    On the CPU what is large is of two dtypes at the best level: all are of one source.
     """
     on_cpu = t.path.kind == "cpu"
     found = bands_of(t.case.name, NAMES[t.dtype], None if on_cpu else card_here()[1])
-    if not t.path.best:
-        found = {band: problems for band, problems in found.items() if band[0] != STREAMED}
-    if t.quick or (on_cpu and t.dtype not in (torch.bfloat16, *(torch.float32,) * t.path.best)):
+    if t.quick or (on_cpu and not (t.path.best and t.dtype in MAIN_DTYPES)):
         most = min(most, _LARGE if on_cpu else LARGE // t.dtype.itemsize)
     found = {band: [p for p in problems if p.rows * p.n <= most] for band, problems in found.items()}
     if t.quick:
@@ -203,14 +202,21 @@ class _Few:
                 continue
             elif expected.is_floating_point():
                 expected = expected + (times - 1) * _of_the_second(expected, two[k])
-            error = ulps(out, expected, dtype=call.args[0].dtype if k in call.coarse else None)
-            # Sums along a long row, or over many, round more, and may cancel. Those over repetitions round alike in
-            # each, as long as they are one chain.
-            rows = 1 if k in call.row_outputs else times * FEW
-            along = max(self.n, rows, _ALIKE * min(rows, _CHAIN))
-            error /= max(1.0, math.sqrt(along / _SHORT))
+            dtype = call.args[0].dtype if k in call.coarse else out.dtype
+            error = ulps(out, expected, dtype=dtype)
+            rows = 1 if k in call.row_outputs else times * self.rows
+            # Of repetitions that a chain adds up each rounds alike.
+            if rows > 1:
+                error = max(0.0, error - _ALIKE * min(rows, _CHAIN) * _eps_of_sums(dtype))
+            # Sums along a long row, or over many, round more, and may cancel.
+            error /= max(1.0, math.sqrt(max(self.n, rows) / _SHORT))
             worst = error if not error <= worst else worst
         return worst
+
+
+def _eps_of_sums(dtype: torch.dtype) -> float:
+    """The step in which numbers are added up, in steps of their own."""
+    return torch.finfo(torch.float32).eps / torch.finfo(dtype).eps if dtype in HALVES else 1.0
 
 
 def _of_the_second(one: Tensor, two: Tensor) -> Tensor:
