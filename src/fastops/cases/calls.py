@@ -120,8 +120,15 @@ def losses(linear: bool, likelihood: bool) -> Calls:
             tensors |= {"linear_weight": make(5, 4, scale=0.5), "linear_bias": make(5)}
         ignored = {"ignore_index": 0, "target": torch.where(target < 0, 0, target)}
         bytes_ = {"target": target.clamp(0).to(torch.uint8)}
+        # Of many classes one has, as a byte, the bits of what is ignored.
+        other = Make(make.device, make.dtype, 1)
+        of_many: Options = {"target": torch.tensor([256 + IGNORED, 3], dtype=torch.uint8, device=make.device)}
+        of_many |= (
+            {"input": other(2, 4), "linear_weight": other(160, 4, scale=0.5), "linear_bias": None} if linear else {}
+        )
+        of_many |= {} if linear else {"input": other(2, 160)}
         if likelihood:
-            return _each(tensors, *_ENTROPY, ignored, bytes_, *(_SAVES if linear else ()))
+            return _each(tensors, *_ENTROPY, ignored, bytes_, of_many, *(_SAVES if linear else ()))
         tensors["weight"] = make(5).abs().add(0.1)
         wide, widest = {"dtype": make.parameter_dtype}, {"dtype": torch.float64}
         of_single = {"weight": tensors["weight"].float()}
@@ -129,7 +136,7 @@ def losses(linear: bool, likelihood: bool) -> Calls:
         if linear:
             several = {"target": target.unflatten(1, (3, 1)), "linear_weight": make(5, 1, 4), "linear_bias": make(5, 1)}
             likely = {"target": make(2, 3, 5).softmax(2), "softcap": 2.0, "scale": 1.5, "label_smoothing": 0.1}
-            rest = ignored, bytes_, smooth, wide, widest, of_single, {"ignore_index": None}
+            rest = ignored, bytes_, of_many | {"weight": None}, smooth, wide, widest, of_single, {"ignore_index": None}
             of_op = _each(tensors, *_OF_LOSS, *_SAVES, *rest)
             of_others = (Call(tensors | given, public=True) for given in (likely, several, several | {"softcap": 2.0}))
             return chain(of_op, of_others)
@@ -143,6 +150,7 @@ def losses(linear: bool, likelihood: bool) -> Calls:
         options = (
             ignored,
             bytes_,
+            of_many | {"weight": None},
             smooth,
             near,
             likely,

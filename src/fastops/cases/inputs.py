@@ -124,5 +124,7 @@ def laid_out(t: Tensor, layout: Layout | None) -> Tensor:
 LAYOUTS: tuple[Layout, ...] = (transposed, stepped, row_slice, misaligned, expanded)
 
 
+LONG_SLICES = "long_slices"  # the sample of few rows that threads share, at two strides
+
 # Around the vector widths of every ISA level and dtype, then odd primes.
 SIZES = (0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 61, 127, 257)

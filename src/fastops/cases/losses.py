@@ -13,6 +13,7 @@ from .case import RawCall, Sample
 from .inputs import (
     HALVES,
     LAYOUTS,
+    LONG_SLICES,
     SIZES,
     Layout,
     Make,
@@ -165,6 +166,7 @@ def samples(dim: int) -> Iterator[Sample]:
         yield sample(layout.__name__, 37, 67, layout=layout)
     yield sample("rows_of_wider", 5, 67, 9, layout=row_slice, last=True)
     yield sample("slices_of_longer", 37, 61, 129, layout=shortened, last=True)
+    yield sample(LONG_SLICES, 2, *((16411, 2) if dim == 1 else (2, 16411)), layout=shortened, last=True)
     yield sample("transposed3d", 3, 17, 129, layout=transposed)  # [B, V, S] of [B, S, V]
     yield sample("vectors3d", 3, 5, 64)
     yield sample("stepped3d", 5, 7, 9, layout=stepped)

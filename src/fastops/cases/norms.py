@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .case import RawCall, Sample
-from .inputs import LAYOUTS, SIZES, Layout, Make, expanded, laid_out, misaligned, stepped
+from .inputs import LAYOUTS, LONG_SLICES, SIZES, Layout, Make, expanded, laid_out, misaligned, shortened, stepped
 
 Shape = tuple[int, ...]
 
@@ -156,6 +156,7 @@ class Norm:
         yield sample("multi", (4,), (3, 5))
         yield sample("multi3", (2, 3), (2, 3, 4))
         yield sample("vectors3d", (3, 5), (64,))
+        yield sample(LONG_SLICES, (2, 2), (16411,), x=shortened)
         yield sample("whole_input", (), (6, 7))
         yield sample("vector", (), (33,))
         yield sample("one_row", (1,), (127,))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .case import RawCall, Sample
-from .inputs import LAYOUTS, SIZES, Layout, Make, channels_last, row_slice, shortened, stepped, transposed
+from .inputs import LAYOUTS, LONG_SLICES, SIZES, Layout, Make, channels_last, row_slice, shortened, stepped, transposed
 
 
 def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
@@ -84,6 +84,7 @@ def samples() -> Iterator[Sample]:
         yield sample(f"one_of_{n}_far_above", n, n, change=one_far_above)
     yield sample("nothing_but_minus_infinity", 5, 67, change=_without_numbers)
     yield sample("slices_of_longer", 37, 129, 61, layout=shortened)
+    yield sample(LONG_SLICES, 2, 2, 16411, layout=shortened)
     yield sample("float32", 37, 129, wide=True)
     yield sample("float32_first", 129, 37, dim=0, wide=True)
     yield sample("float32_small", 4, 3, wide=True, small=True)

@@ -222,6 +222,8 @@ def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: 
 
 
 def _check(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> None:
+    if not input.is_floating_point():
+        raise RuntimeError(f"[lltm] input must be floating point, got {input.dtype}")
     if input.dim() != 2:
         raise RuntimeError(f"[lltm] input must have shape [batch, features], got {list(input.shape)}")
     batch, features = input.shape

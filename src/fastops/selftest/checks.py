@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -234,21 +235,28 @@ def argument_name(op: str, k: int) -> str:
     return name
 
 
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    own = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(own)
+
+
 def repeatable(t: Target) -> Iterator[Outcome]:
     """The same bits from run to run, on the CPU by any number of threads: of few rows, of many and of long ones."""
     wrong = set()
-    threads = torch.get_num_threads()
+    own = torch.get_num_threads()
     long = ((1, 70001),) * t.first if t.quick else ((3, 16411), (1, 70001))
     many = ((2053, 29),) if t.dtype in MAIN_DTYPES else ()
     for rows, columns in ((ROWS, COLUMNS), *many, *(() if t.path.lower else long)):
         for call in t.raw(rows, columns):
             first = call()
-            for count in (1, 2, 3, 7) if t.path.kind == "cpu" else (threads, threads):
-                torch.set_num_threads(count)
-                try:
+            for count in (1, 2, 3, 7) if t.path.kind == "cpu" else (own, own):
+                with threads(count):
                     again = call()
-                finally:
-                    torch.set_num_threads(threads)
                 if not all(same_bits(a, b) for a, b in zip(first, again, strict=True)):
                     wrong.add(call.op)
     yield Outcome("same bits every run", not wrong, detail=", ".join(sorted(wrong)))

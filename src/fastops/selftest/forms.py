@@ -105,6 +105,23 @@ def of_pairs(t: Target) -> Iterator[Form]:
             yield form(t.case, f"{_options(a)} and {_options(b)}", shared | a | b, one.plain | other.plain)
 
 
+def hard(t: Target) -> Iterator[Form]:
+    """Samples that hold infinity or are far from 1, with the options of each call, where these are no tensors."""
+    parameters = parameters_of(t.case)
+    options = [{n: v for n, v in call.arguments.items() if isinstance(v, float) or v is True} for call in _calls(t)]
+    for of_sample in of_samples(t, (sample for sample in t.case.samples if not sample.large)):
+        first = of_sample.args[0]
+        if not (first.is_floating_point() and first.numel() and first.abs().max() > _FAR):
+            continue
+        for given in options:
+            own = {n: v for n, v in given.items() if n in parameters and n not in of_sample.given}
+            if own:
+                yield replace(of_sample, text=f"{of_sample.text} with {own}", given=of_sample.given | own)
+
+
+_FAR = 1000.0
+
+
 def _options(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: "a tensor" if isinstance(value, Tensor) else value for name, value in arguments.items()}
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..cases import LAYOUTS, expanded
-from ..cases.inputs import reversed_memory
+from ..cases.inputs import LONG_SLICES, reversed_memory
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable, tensors_of, wide_copies
-from .checks import Outcome, same_results
+from .checks import Outcome, same_results, threads
 from .forms import Form, Worst, few, of_samples, subsets
 from .target import Target
 
@@ -157,7 +157,17 @@ def sliced(t: Target) -> Iterator[Outcome]:
                 other = evaluate(dense.ours, of_kept.args, grads) if slice_of is _expanded else expected
                 found = evaluate(dense.ours, views[:count], views[count:])
                 _as(t, worst, of_kept, found, other, grads, f"{form.text}, {names[k]} along {d}")
+    if t.path.kind == "cpu" and t.first:
+        for form in of_samples(t, (s for s in t.case.samples if s.name == LONG_SLICES)):
+            dense = form.with_args(x.contiguous() for x in form.args)
+            expected = evaluate(dense.ours, dense.args)
+            with threads(_MORE_THAN_ROWS):
+                found = evaluate(form.ours, form.args)
+            worst.expect(same_results(found, expected), "not the bits of contiguous tensors", form.text)
     yield worst.outcome()
+
+
+_MORE_THAN_ROWS = 7
 
 
 def _has_dims(form: Form) -> bool:

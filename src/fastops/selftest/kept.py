@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -9,11 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .. import _C
 from .accuracy import incoming_gradients, is_learnable, learnable, tensors_of
 from .checks import Outcome
-from .target import Target
+from .forms import Form, few
+from .slicing import in_slices
+from .target import CHOSEN, Target
 
-_ROWS, _COLUMNS = 16, 96
+_ROWS, _COLUMNS, _CLASSES = 16, 96, 640
 _OF_A_ROW = 80  # bytes: in float64 what layer_norm keeps of a row's statistics, and a bias that is not read
 
 
@@ -30,6 +34,18 @@ class _Ours(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+class _Products(TorchDispatchMode):
+    """How many products of matrices there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function.name().partition(".")[0] in ("aten::mm", "aten::addmm")
+        return function(*args, **(kwargs or {}))
+
+
 def kernels_run(t: Target) -> Iterator[Outcome]:
     """Ops of ours in the forward and in the backward; behind each raw op is a kernel of the device."""
     key = t.path.device.type.upper()
@@ -40,12 +56,15 @@ def kernels_run(t: Target) -> Iterator[Outcome]:
     wrong += [
         f"no op of ours in the {way}" for way, found in zip(("forward", "backward"), ours, strict=True) if not found
     ]
+    if t.path.kind == "cpu" and not os.environ.get("FASTOPS_CPU_ISA"):
+        *_, best = (level for level, missing in _C.cpu()["missing"].items() if not missing)
+        wrong += [f"level {CHOSEN} was chosen, not {best}"] if best != CHOSEN else []
     yield Outcome("kernels run", not wrong, detail="; ".join(wrong))
 
 
 def kept(t: Target) -> Iterator[Outcome]:
     """For the backward no more than the table says that any must read, and statistics of the rows."""
-    if t.case.rounds_between:  # a product in between is kept too
+    if t.case.rounds_between and not in_slices(t.case):  # a product in between is kept too
         return
     alive: dict[int, torch.UntypedStorage] = {}
 
@@ -54,7 +73,7 @@ def kept(t: Target) -> Iterator[Outcome]:
         alive[storage.data_ptr()] = storage
         return x
 
-    (args, outputs), _ = _both_ways(t, pack)
+    (args, outputs), _ = _both_ways(t, pack, **({"save": "none"} if in_slices(t.case) else {}))
     reads = t.case.gradient_reads(args, outputs) if t.case.gradient_reads else tensors_of(args)
     constants = (x for k, x in enumerate(args) if k in t.case.constants)
     given = _bytes([*reads, *constants])
@@ -62,12 +81,34 @@ def kept(t: Target) -> Iterator[Outcome]:
     yield Outcome("kept for the backward", kept <= limit, detail=f"{kept} bytes, at most {limit}")
 
 
-def _both_ways(t: Target, pack: Callable[[Tensor], Tensor]) -> Any:
+def products(t: Target) -> Iterator[Outcome]:
+    """Where a matrix of weights learns nothing, a product less for each."""
+    if not t.first or not t.case.rounds_between:
+        return
+    form = next(iter(few(t)))
+    every, wrong = _products(form, form.learnable), []
+    for k in form.learnable:
+        if "weight" in form.names[k] and form.args[k].dim() == 2:
+            without = _products(form, [n for n in form.learnable if n != k])
+            wrong += [] if without < every or not every else [f"{without} where {form.names[k]} does not learn"]
+    yield Outcome("products", not wrong, detail="; ".join([f"{every}", *wrong]))
+
+
+def _products(form: Form, learn: list[int]) -> int:
+    args = [x.detach().requires_grad_(k in learn) for k, x in enumerate(form.args)]
+    with _Products() as products:
+        outputs = [y for y in form.ours(*args) if y.requires_grad]
+        torch.autograd.grad([y.sum() for y in outputs], [args[k] for k in learn])
+    return products.count
+
+
+def _both_ways(t: Target, pack: Callable[[Tensor], Tensor], **options: Any) -> Any:
     """Arguments and outputs of a problem, and the ops of ours of each way."""
-    given = t.case.problem(t.make(), _ROWS, _COLUMNS)
+    sizes = (_ROWS, _COLUMNS, _CLASSES) if in_slices(t.case) else (_ROWS, _COLUMNS)
+    given = t.case.problem(t.make(), *sizes)
     args = tuple(x.requires_grad_(k not in t.case.constants) if is_learnable(x) else x for k, x in enumerate(given))
     with _Ours() as forward, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        found = t.function(*args)
+        found = t.function(*args, **options)
     outputs = found if isinstance(found, tuple) else (found,)
     grads = incoming_gradients(outputs)
     with _Ours() as backward:

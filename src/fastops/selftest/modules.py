@@ -29,6 +29,7 @@ class As:
     state: dict[str, str] = field(default_factory=dict)
     sizes: Callable[[Arguments], Arguments] = lambda a: {}
     options: dict[str, str] = field(default_factory=dict)  # whose names in the constructor differ
+    spread: Callable[[Arguments], float] | None = None  # parameters begin uniformly up to it, where torch.nn has none
 
 
 def _affine(a: Arguments) -> Arguments:
@@ -69,7 +70,13 @@ MODULES = {
     "linear_cross_entropy": As(
         nn.LinearCrossEntropyLoss, ("input", "target"), _HEAD, _head, options={"dtype": "loss_dtype"}
     ),
-    "lltm": As(nn.LLTM, ("input", "old_h", "old_cell"), {"weights": "weights", "bias": "bias"}, _cell),
+    "lltm": As(
+        nn.LLTM,
+        ("input", "old_h", "old_cell"),
+        {"weights": "weights", "bias": "bias"},
+        _cell,
+        spread=lambda a: a["old_h"].shape[1] ** -0.5,
+    ),
 }
 # The operators between GatedMLP's layers: which of their arguments are the gate and what it gates.
 GATES = {"swiglu": ("gate", "up"), "geglu": ("gate", "up"), "reglu": ("gate", "up"), "glu": ("gate", "input")}
@@ -113,6 +120,9 @@ def _as_operator(worst: Worst, form: Form, as_: As) -> None:
         twin = theirs.get_parameter(key) if theirs else parameter
         right = parameter + getattr(module, "weight_offset", 0.0) if key == "weight" else parameter
         worst.expect(torch.equal(right, twin), f"{key} does not begin as torch.nn's", form.text)
+        if as_.spread:
+            largest, limit = float(parameter.abs().max()), as_.spread(arguments)
+            worst.expect(0.5 * limit < largest <= limit, f"{key} does not begin in ±{limit:.3g}", form.text)
 
 
 def _begun(as_: As, arguments: Arguments) -> tuple[torch.nn.Module, torch.nn.Module | None] | None:
@@ -124,11 +134,22 @@ def _begun(as_: As, arguments: Arguments) -> tuple[torch.nn.Module, torch.nn.Mod
         return None
     options = {k: v for k, v in options.items() if k in taken}
     module = _seeded(as_.module, options)
+    _of_dtype_and_device(as_.module, options)
     if not {key for k, key in as_.state.items() if arguments.get(k) is not None} <= {*module.state_dict()}:
         return None
     base = next(cls for cls in as_.module.__mro__ if cls.__module__.startswith("torch.nn"))
     known = {k: v for k, v in options.items() if k in _constructor(base)}
     return module, None if base is torch.nn.Module else _seeded(base, known)
+
+
+def _of_dtype_and_device(module: Module, options: Arguments) -> None:
+    """All parameters are of what the constructor is asked for."""
+    if not {"dtype", "device"} <= {*_constructor(module)}:
+        return
+    asked = {"dtype": torch.bfloat16, "device": torch.device("meta")}
+    for key, parameter in module(**(options | asked)).named_parameters():
+        if (parameter.dtype, parameter.device) != (*asked.values(),):
+            raise RuntimeError(f"{module.__name__}.{key} is {parameter.dtype} on {parameter.device}, not of {asked}")
 
 
 def _constructor(module: Module) -> list[str]:

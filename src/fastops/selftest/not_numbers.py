@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, product
 
 import torch
 from torch import Tensor
 
-from .accuracy import Evaluation, evaluate, incoming_gradients
+from .accuracy import Evaluation, evaluate, incoming_gradients, wide_copies
 from .checks import Outcome, same_bits
-from .forms import Worst, few, mixed, various
+from .forms import Form, Worst, few, mixed, various
 from .target import Target
 
 
@@ -44,7 +45,62 @@ def no_numbers(t: Target) -> Iterator[Outcome]:
                             same = same & (of if same.shape == of.shape else of.all(-1, keepdim=True))
                     same = same.to(a.device)
                     worst.expect(same_bits(a[same], b[same]), "other results changed", where)
+        for name in t.case.fixed:
+            if isinstance(given := form.given.get(name), Tensor):
+                _where_the_formula_has_it(worst, form, name, given, grads)
     yield worst.outcome()
+
+
+def _where_the_formula_has_it(worst: Worst, form: Form, name: str, given: Tensor, grads: tuple[Tensor, ...]) -> None:
+    """NaN of an argument that does not learn."""
+    for value in (x for x in _not_numbers(given.dtype) if x.isnan()):
+        x = given.clone()
+        x.view(-1)[x.numel() // 2] = value
+        dirty = replace(form, given=form.given | {name: x})
+        found, expected = evaluate(dirty.ours, dirty.args, grads), dirty.truth(grads)
+        where = f"{form.text}, {value} in {name}"
+        for a, b in zip(found.outputs, expected.outputs, strict=True):
+            worst.expect(torch.equal(_class(a), _class(b)), "not where the formula has it", where)
+        for a, b in zip(found.gradients, expected.gradients, strict=True):
+            worst.expect(not bool((b.isnan() & ~a.isnan().cpu()).any()), "a number", where)
+
+
+def no_numbers_in_rows(t: Target) -> Iterator[Outcome]:
+    """Likewise of each forward op by itself, in any part of a row that vectors or segments share, also where all other
+    numbers of the row's other parts are -inf.
+    """
+    if t.quick and not t.first:
+        return
+    wrong: dict[str, str] = {}
+    for rows, columns in ((3, 67), (3, 16411))[: 2 if t.first and not t.quick else 1]:
+        for call in t.raw(rows, columns):
+            if call.op.endswith("_backward") or call.args_of:
+                continue
+            for k, x in enumerate(call.args):
+                if not (isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1 and x.shape[0] == rows):
+                    continue
+                for text, dirty in _spoilt(x, columns):
+                    of_call = call.with_args((*call.args[:k], dirty, *call.args[k + 1 :]))
+                    truth = of_call.reference.with_args(wide_copies(of_call.args))()
+                    for n, (a, b) in enumerate(zip(of_call(), truth, strict=True)):
+                        # Of what is kept for a backward, such as the mean of numbers whose sum has none.
+                        kind = _class if n == 0 else torch.isfinite
+                        if a.is_floating_point() and not torch.equal(kind(a).cpu(), kind(b)):
+                            wrong[call.op] = f"{call.op}, {text} in argument {k}, {rows} rows of {columns}"
+    yield Outcome("NaN and infinity in rows", not wrong, detail="; ".join(wrong.values()))
+
+
+def _spoilt(x: Tensor, columns: int) -> Iterator[tuple[str, Tensor]]:
+    """Of the second row the first number, the middle one or the last, as it is and in a row that ends in -inf."""
+    dim = next((d for d, n in enumerate(x.shape) if n == columns), x.dim() - 1)
+    columns = x.shape[dim]
+    for masked, value, at in product((False, True), _not_numbers(x.dtype)[:3], (0, columns // 2, columns - 1)):
+        dirty = x.clone()
+        row = dirty.movedim(dim, -1)[1]
+        if masked:
+            row[..., columns // 4 :] = -torch.inf
+        row[..., at] = value
+        yield f"{value} at {at}" + " of -inf" * masked, dirty
 
 
 def no_number_comes_in(t: Target) -> Iterator[Outcome]:

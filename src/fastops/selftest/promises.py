@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, islice, product
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..cases import by_name
 from ..cases.inputs import DTYPES
-from . import compiled, gradients, kept, modules, not_numbers, overridden, refusals, rotary, transforms
+from . import compiled, gradients, kept, modules, not_numbers, overridden, recomputed, refusals, rotary, transforms
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable
 from .checks import Check, Outcome, same_bits, same_results
-from .forms import Form, Worst, few, of_calls, of_pairs, result_dtype
+from .forms import Form, Worst, few, hard, of_calls, of_pairs, result_dtype, results_of
 from .refusals import error_of
 from .slicing import in_slices, narrow_slices
 from .target import Target, parameters_of
 
 LOW = (torch.bfloat16, torch.float16)
+_OF_HARD_NUMBERS = 12.0  # times the bounds: a scale of 2 doubles the power that cancels in a gradient
 
 
 def arguments(t: Target) -> Iterator[Outcome]:
@@ -46,6 +48,17 @@ def arguments(t: Target) -> Iterator[Outcome]:
             worst.outputs(form, alone, truth.outputs, f"{form.text} where nothing learns")
         else:
             worst.expect(all(map(same_bits, alone, found.outputs)), "other bits where nothing learns", form.text)
+    yield worst.outcome()
+
+
+def options_of_hard_numbers(t: Target) -> Iterator[Outcome]:
+    """Each option of the table, of samples that hold infinity or are far from 1."""
+    if (t.quick or t.path.lower) and not t.first:
+        return
+    worst = Worst(t, "options of hard numbers", room=_OF_HARD_NUMBERS)
+    for form in hard(t):
+        found = evaluate(form.ours, form.args)
+        worst.compare(form, found, form.truth(incoming_gradients(found.outputs)), form.text)
     yield worst.outcome()
 
 
@@ -80,7 +93,22 @@ def autocast(t: Target) -> Iterator[Outcome]:
                 with torch.autocast(device, low):
                     dtype = asked.ours(*form.args)[0].dtype
                 worst.expect(dtype == low, f"result must be {low}, as dtype says", where)
+    if t.case.autocast[0] == "low" and t.dtype != torch.float64:
+        _with_one_cast(worst, next(iter(few(t))), device)
     yield worst.outcome()
+
+
+def _with_one_cast(worst: Worst, form: Form, device: str) -> None:
+    """Of operands that autocast casts one or all but one may have its dtype already."""
+    for k, low, others in product(form.learnable, LOW, (False, True)):
+        args = [x.to(low) if n in form.learnable and (n == k) != others else x for n, x in enumerate(form.args)]
+        mixed = form.with_args(args)
+        cast = form.with_args(x.to(low) if n in form.learnable else x for n, x in enumerate(args))
+        with torch.autocast(device, low):
+            found, dtypes = evaluate(mixed.ours, mixed.args), [x.dtype for x in cast.ours(*cast.args)]
+        where = f"{form.text}, {'all but ' if others else ''}{form.names[k]} of {low}"
+        worst.compare(cast, found, cast.truth(incoming_gradients(found.outputs)), where, low)
+        worst.expect([x.dtype for x in found.outputs] == dtypes, f"results must be {dtypes}", where)
 
 
 def other_dtypes(t: Target) -> Iterator[Outcome]:
@@ -109,7 +137,28 @@ def other_dtypes(t: Target) -> Iterator[Outcome]:
             result = found.outputs[0].dtype
             own = result == result_dtype(t.case, t.dtype)
             worst.compare(other, found, other.truth(grads), where, t.dtype if own else result)
+    _of_integers(worst)
     yield worst.outcome()
+
+
+def _of_integers(worst: Worst) -> None:
+    """Of integers what torch's own op gives, or an error that names the operator."""
+    case, device = worst.t.case, worst.t.path.device
+    for sample, dtype in product(case.small_samples, (torch.int32, torch.uint8)):
+        args = tuple((3 * x).abs().to(dtype) if is_learnable(x) else x for x in sample.args(device, torch.float32))
+        where = f"{sample.name} of {dtype}"
+        error = error_of(lambda: case.function(*args))  # noqa: B023
+        torchs: Callable[..., Any] = case.torch_op or _no_op
+        if error or error_of(lambda: torchs(*args)):  # noqa: B023
+            worst.expect(not error or str(error).startswith(f"[{case.name}] "), str(error), where)
+            continue
+        for a, b in zip(results_of(case.function(*args)), results_of(torchs(*args)), strict=True):
+            near = a.dtype == b.dtype and torch.allclose(a.double(), b.double(), rtol=1e-5, equal_nan=True)
+            worst.expect(near, "not torch's own", where)
+
+
+def _no_op(*args: Any) -> Any:
+    raise NotImplementedError
 
 
 def _with_numbers(worst: Worst, form: Form) -> None:
@@ -154,6 +203,10 @@ def threads(t: Target) -> Iterator[Outcome]:
                 # Another thread's GEMM may be another one.
                 worst.expect(t.case.torchs_sums or same_results(each, expected), "other bits", call.text)
                 worst.compare(call, each, truth, call.text)
+        for raw in t.raw(1, 70001):
+            once = raw()
+            for again in pool.map(lambda _: raw(), range(len(calls))):  # noqa: B023
+                worst.expect(all(map(same_bits, again, once)), "other bits", f"{raw.op} of a long row")
     yield worst.outcome()
 
 
@@ -181,6 +234,8 @@ PROMISE_CHECKS: tuple[Check, ...] = (
     transforms.traced,
     kept.kernels_run,
     kept.kept,
+    kept.products,
+    recomputed.recomputed,
     as_alone,
     overridden.overridden,
     modules.modules,

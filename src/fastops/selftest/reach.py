@@ -21,7 +21,7 @@ from ..cases import Layout, RawCall
 from ..cases.case import ANY_ROWS
 from ..cases.inputs import HALVES, MakeFromPool
 from .accuracy import ulps, wide_copies
-from .bands import FEW, LARGE, Band, Problem, bands_of
+from .bands import FEW, LARGE, STREAMED, Band, Problem, bands_of
 from .behind import just_written
 from .checks import MAIN_DTYPES, Check, Outcome, is_statistic, other_bits, same_bits
 from .noise import noise_on
@@ -96,9 +96,12 @@ def _bands(t: Target, most: int = sys.maxsize, ends: Iterable[Any] = ()) -> dict
     """
     on_cpu = t.path.kind == "cpu"
     found = bands_of(t.case.name, NAMES[t.dtype], None if on_cpu else card_here()[1])
+    streamed = [band for band in found if band[0] == STREAMED and most == sys.maxsize][:1]
+    each_level = {band: [p for p in found[band] if not p.backward] for band in streamed}
     if t.quick or (on_cpu and not (t.path.best and t.dtype in MAIN_DTYPES)):
         most = min(most, _LARGE if on_cpu else LARGE // t.dtype.itemsize)
     found = {band: [p for p in problems if p.rows * p.n <= most] for band, problems in found.items()}
+    found |= each_level if t.path.lower and t.first else {}  # which writes in a way of its own
     if t.quick:
         ends = ends or ((min,) if t.first else (min, max))
         found = {band: _at_ends(problems, ends) for band, problems in found.items()}
@@ -114,19 +117,26 @@ def _at_ends(problems: list[Problem], ends: Iterable[Any]) -> list[Problem]:
 
 
 def _chosen(few: list[_Few], t: Target, problem: Problem, few_numbers: int) -> Iterator[_Few]:
-    """The calls of the problem's direction and dtypes; of more numbers one of each op and number of results."""
-    seen: set[tuple[str, int]] = set()
+    """The calls of the problem's direction and dtypes; of more numbers one of each op, number of results, and dtypes
+    that its arguments have or ask for.
+    """
+    seen: set[Any] = set()
     for each in few:
         op = each.call.op
         fits = op.endswith("_backward") == problem.backward
         fits = fits and problem.wide in (None, _is_wide(each.call, t.dtype))
         if not fits or problem.rows > each.call.most_rows:
             continue
-        kind = (op, len(each.call.row_outputs))
+        dtypes = tuple(x.dtype if isinstance(x, Tensor) else x for x in each.call.args if _has_dtype(x))
+        kind = (op, len(each.call.row_outputs), dtypes)
         if problem.rows * problem.n > few_numbers and kind in seen:
             continue
         seen.add(kind)
         yield each
+
+
+def _has_dtype(x: Any) -> bool:
+    return isinstance(x, torch.dtype) or (isinstance(x, Tensor) and x.is_floating_point())
 
 
 def _on_a_gpu(call: RawCall, outputs: tuple[Tensor, ...], problem: Problem, quick: bool) -> str:

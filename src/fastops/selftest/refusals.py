@@ -38,6 +38,10 @@ def invalid_arguments(t: Target) -> Iterator[Outcome]:
     for name in form.names[1:]:
         refused(name, right[name].new_zeros(7, 11, 13), RuntimeError, "of another shape")
         refused(name, right[name].to("meta"), RuntimeError, "on another device")
+    for call in t.case.calls(t.make()):
+        if "target" in call.arguments and call.arguments["target"].is_floating_point():
+            right = call.arguments
+            refused("ignore_index", 1, RuntimeError, "beside probabilities")
     yield worst.outcome()
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from inspect import signature
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .. import nn
-from .checks import Outcome
+from .checks import Outcome, same_bits
 from .forms import Worst
 from .target import Target
 
@@ -31,7 +34,30 @@ def rotary_tables(t: Target) -> Iterator[Outcome]:
             near = torch.allclose(table.cpu().double(), right, rtol=1e-7, atol=1e-9)
             where = f"{options} up to position {max(positions)}"
             worst.expect(near and table.dtype == torch.float32, "not the formula's, rounded to float32", where)
+        by_config = nn.RotaryEmbedding.from_config(_config(**options), interleaved=interleaved)
+        _same_tables(worst, by_config(torch.tensor(positions, device=t.path.device)), tables, f"{options} of a config")
+    for options, dtype in product(_ROTARY, _INTEGERS):
+        module, positions = nn.RotaryEmbedding(**options), torch.tensor([0, 5, 100], device=t.path.device)
+        _same_tables(worst, module(positions.to(dtype)), module(positions), f"{options} of positions of {dtype}")
+    given = {name for options in _ROTARY for name in options} | {"interleaved"}
+    worst.expect(given == {*signature(nn.RotaryEmbedding).parameters}, "every argument is to be given once", str(given))
     yield worst.outcome()
+
+
+def _same_tables(worst: Worst, found: tuple[Tensor, ...], expected: tuple[Tensor, ...], where: str) -> None:
+    worst.expect(all(map(same_bits, found, expected)), "other tables", where)
+
+
+def _config(dim: int, base: float = 1e4, scaling: str = "default", **settings: Any) -> SimpleNamespace:
+    """As transformers has it, of a model whose heads are half rotated."""
+    longest = settings.pop("original_max_positions", 2048)
+    scaled = {"rope_type": scaling, "rope_theta": base, "partial_rotary_factor": 0.5, **settings}
+    if scaling in ("yarn", "llama3"):
+        scaled["original_max_position_embeddings"] = longest
+    return SimpleNamespace(head_dim=2 * dim, max_position_embeddings=longest, rope_parameters=scaled)
+
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
 
 _LONGER: dict[str, Any] = {"dim": 16, "base": 500000.0, "factor": 8.0, "original_max_positions": 64}
@@ -43,7 +69,9 @@ _ROTARY: tuple[dict[str, Any], ...] = (
     _LONGER | {"scaling": "yarn"},
     _LONGER | {"scaling": "yarn", "mscale": 0.7, "mscale_all_dim": 0.3, "beta_fast": 4.0, "truncate": False},
     _LONGER | {"scaling": "yarn", "attention_factor": 1.5},
+    _LONGER | {"scaling": "yarn", "beta_slow": 2.5},
     _LONGER | {"scaling": "llama3", "original_max_positions": 8192},
+    _LONGER | {"scaling": "llama3", "low_freq_factor": 0.5, "high_freq_factor": 2.0},
 )
 
 
@@ -55,7 +83,10 @@ def _frequencies(
     factor: float = 1.0,
     original_max_positions: int = 1,
     beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
     truncate: bool = True,
+    low_freq_factor: float = 1.0,
+    high_freq_factor: float = 4.0,
     **_: float,
 ) -> Iterator[float]:
     longest = original_max_positions
@@ -66,14 +97,14 @@ def _frequencies(
         kept = 0.0 if scaling == "linear" else 1.0
         if scaling == "yarn":
             first, last = (
-                dim * math.log(longest / (math.tau * turns)) / (2 * math.log(base)) for turns in (beta_fast, 1.0)
+                dim * math.log(longest / (math.tau * turns)) / (2 * math.log(base)) for turns in (beta_fast, beta_slow)
             )
             if truncate:
                 first, last = math.floor(first), math.ceil(last)
             first, last = max(first, 0), min(last, dim - 1)
             kept = 1 - min(max((i - first) / (last - first), 0.0), 1.0)
         elif scaling == "llama3":
-            kept = min(max((longest * f / math.tau - 1.0) / (4.0 - 1.0), 0.0), 1.0)
+            kept = min(max((longest * f / math.tau - low_freq_factor) / (high_freq_factor - low_freq_factor), 0.0), 1.0)
         yield f * kept + f / factor * (1 - kept)
 
 

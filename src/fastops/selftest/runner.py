@@ -31,9 +31,9 @@ from .checks import (
 from .cuda_checks import CUDA_CHECKS, FIRST
 from .far_apart import far_apart
 from .guarded import begun, guarded
-from .not_numbers import no_numbers
+from .not_numbers import no_numbers, no_numbers_in_rows
 from .numbers import CHECKS as NUMBERS
-from .promises import OF_DTYPES, PROMISE_CHECKS, arguments
+from .promises import OF_DTYPES, PROMISE_CHECKS, arguments, options_of_hard_numbers
 from .reach import CHECKS as REACH
 from .reach import NAMES
 from .target import Path, Target, on_path
@@ -72,12 +72,13 @@ def checks_for(target: Target) -> tuple[Check, ...]:
         return ATEN_CHECKS
     if path.kind == "reference":
         return REFERENCE_CHECKS if target.first or not target.quick else (values,)
-    checks = (*KERNEL_CHECKS, *NUMBERS, *REACH, far_apart, *(PROMISE_CHECKS if path.best else ()))
+    checks = (*KERNEL_CHECKS, *NUMBERS, *REACH, *ROWS, *(PROMISE_CHECKS if path.best else ()))
     first, last = (FIRST, CUDA_CHECKS) if path.kind == "cuda" else ((), ())
     checks = (*first, begun, *checks, *last, guarded)
     return checks if target.main else tuple(check for check in checks if check in IN_EVERY_DTYPE)
 
 
+ROWS: tuple[Check, ...] = (far_apart, no_numbers_in_rows, options_of_hard_numbers)
 # The others are of kernels, or of torch's own gradients.
 REFERENCE_CHECKS: tuple[Check, ...] = (values, arguments, no_numbers, forward_mode, second_derivatives)
 # Of a quick run; the others are of its main dtypes. Sources are the same for all.

@@ -76,6 +76,9 @@ class NotThereError(Exception):
     """Asked for something that this machine or this build does not have."""
 
 
+CHOSEN: str = _C.cpu()["isa"]  # by the library itself, before anything else chooses
+
+
 def cpu_levels(wanted: str | None, quick: bool) -> list[str]:
     """Names of the ISA levels to run, best last."""
     cpu = _C.cpu()

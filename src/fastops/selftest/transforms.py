@@ -42,7 +42,24 @@ def vmap(t: Target) -> Iterator[Outcome]:
         for d in (0, -1):
             both = func.vmap(_pulled(form), d)(*(x.movedim(0, d) for x in (*batches, *grads)))
             worst.compare(form, Evaluation(*both), every, f"{form.text}, all along {d}")
+    if t.first:
+        _of_one_alone(worst, next(iter(few(t))))
     yield worst.outcome()
+
+
+def _of_one_alone(worst: Worst, form: Form) -> None:
+    """Gradients where one tensor, of those that come in too, is of a batch, and the others of all its elements."""
+    grads = incoming_gradients(form.ours(*form.args))
+    tensors, count = (*form.args, *grads), len(form.args)
+    for k, x in enumerate(tensors):
+        batch = _batch(x)
+        every = (_with(tensors, k, element) for element in batch)
+        elements = [form.truth(each[count:], each[:count]) for each in every]
+        truth = Evaluation(_stacked(e.outputs for e in elements), _stacked(e.gradients for e in elements))
+        dims = tuple(0 if n == k else None for n in range(len(tensors)))
+        found = func.vmap(_pulled(form), dims)(*_with(tensors, k, batch))
+        name = form.names[k] if k < count else "an incoming gradient"
+        worst.compare(form, Evaluation(*found), truth, f"{form.text}, {name} alone")
 
 
 def _batch(x: Tensor) -> Tensor:
