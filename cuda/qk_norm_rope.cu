@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kRopeThreads, kBlocksEach<T>)
     A a[W], b[W];
     device::widen(x.a, a);
     device::widen(x.b, b);
-    angles.rotate(interleaved, a, b);
+    angles.apply(place.rotates, interleaved, a, b);
 #pragma unroll
     for (int j = 0; j < W; ++j) {
       a[j] *= rstd;
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kRopeThreads, 2)
       device::widen(x.b, b);
       device::widen(g.a, u);
       device::widen(g.b, v);
-      by.angles.rotate(interleaved, u, v);
+      by.angles.apply(place.rotates, interleaved, u, v);
     };
     const auto add_sums = [&](const Two<T, W>& x, const Two<T, W>& g, A& squares, A& products) {
       A a[W], b[W], u[W], v[W], s[W], t[W];

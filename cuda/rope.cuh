@@ -89,6 +89,18 @@ struct Angles {
       }
     }
   }
+  // What is behind the rotary part is multiplied alone: 0 times its partner is NaN where that is infinite.
+  __device__ void apply(bool rotates, bool interleaved, A (&a)[W], A (&b)[W]) const {
+    if (rotates) {
+      rotate(interleaved, a, b);
+      return;
+    }
+#pragma unroll
+    for (int j = 0; j < W; ++j) {
+      a[j] *= cos_a[j];
+      b[j] *= cos_b[j];
+    }
+  }
   static __device__ void sides(A (&a)[W], const A (&cos)[W], const A (&sin)[W]) {
 #pragma unroll
     for (int j = 0; j < W; j += 2) {

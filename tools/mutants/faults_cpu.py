@@ -487,4 +487,82 @@ FAULTS = (
         "return dtype == DType::f32 ? accumulate_t<T>(static_cast<const float*>(p)[at])",
         "return sizeof(T) == 2 && dtype == DType::f32 ? accumulate_t<T>(static_cast<const float*>(p)[at])",
     ),
+    Fault(
+        "cpu-rows-streamed-to-a-wider-type",
+        1,
+        SOFTMAXES,
+        "cpp/cpu/engine/lanes.h",
+        "Results of a wider type that go past the caches are in the order of the lanes.",
+        "      put<Stream>(p, part, ordered.a);\n      put<Stream>(p + simd<R>::size, part, ordered.b);",
+        (
+            "      const auto& next = Stream ? v : ordered;\n"
+            "      put<Stream>(p, part, next.a);\n"
+            "      put<Stream>(p + simd<R>::size, part, next.b);"
+        ),
+    ),
+    Fault(
+        "cpu-rows-streamed-by-the-base-level",
+        1,
+        SOFTMAXES,
+        "cpp/cpu/engine/stream.h",
+        "Where vectors have 16 bytes nothing is written past the caches.",
+        "if constexpr (sizeof(lanes) == 16) {",
+        "if constexpr (sizeof(lanes) == 8) {",
+    ),
+    Fault(
+        "cpu-rows-shared-at-one-stride",
+        1,
+        (*SOFTMAXES, *LOSSES),
+        "cpp/cpu/engine/rows.h",
+        "Long rows that threads share are taken to be at one stride.",
+        "        row = cursors(r).take_one();\n        if (pass",
+        (
+            "        for (int k = 0; k < kInputs; ++k)\n"
+            "          row.x[k] = static_cast<const T*>(op_.input(k).data) + r * op_.input(k).inner_stride;\n"
+            "        if (pass"
+        ),
+    ),
+    Fault(
+        "cpu-entropy-gradient-of-minus-infinity",
+        2,
+        ("log_prob", "linear_log_prob"),
+        "cpp/cpu/cross_entropy.cpp",
+        "The entropy's gradient is NaN where a logit is -inf.",
+        (
+            "      const U log = of_each([](V v) { return bounded(v, kLeastPower<A>); }, log_p);\n"
+            "      return p * (state[kOfP] + state[kOfLog] * log);"
+        ),
+        "      return p * (state[kOfP] + state[kOfLog] * log_p);",
+    ),
+    Fault(
+        "cpu-softmax-nan-beside-minus-infinity",
+        2,
+        SOFTMAXES,
+        "cpp/cpu/softmax.cpp",
+        "NaN in a segment of -inf is lost.",
+        "  FASTOPS_INLINE void merge(double* total, const double* segment) const {\n    const double peak",
+        (
+            "  FASTOPS_INLINE void merge(double* total, const double* segment) const {\n"
+            "    if (!(segment[0] > -__builtin_inf())) return;\n"
+            "    const double peak"
+        ),
+    ),
+    Fault(
+        "cpu-class-weight-nan-of-other-bits",
+        2,
+        ("cross_entropy",),
+        "cpp/cpu/cross_entropy.cpp",
+        "A class weight that is NaN of other bits gives a gradient of 0.",
+        "return weight ? canonical(weight[y]) : A(1);",
+        "return weight ? weight[y] : A(1);",
+    ),
+    Fault(
+        "cpu-softmax-scale-before-the-largest",
+        4,
+        SOFTMAXES,
+        "cpp/cpu/softmax.cpp",
+        "With a scale the rounding grows with the logit and not with its distance from the largest.",
+        "return (x * every<T>(sign) - center) * every<T>(magnitude); }",
+        "return x * every<T>(sign * magnitude) - center * every<T>(magnitude); }",
+    ),
 )

@@ -226,4 +226,22 @@ FAULTS = (
         ("  if (!given.is_cpu()) return;\n"),
         ("  if (!given.is_cpu() || !is_long) return;\n"),
     ),
+    Fault(
+        "host-rows-scratch-of-all-threads",
+        5,
+        (*SOFTMAXES, *LOSSES),
+        "cpp/host/row.h",
+        "Calls from several threads share one scratch.",
+        "    Scratch scratch;\n    double* found = nullptr;",
+        "    static Scratch scratch;\n    double* found = nullptr;",
+    ),
+    Fault(
+        "host-lowest-level-chosen",
+        2,
+        ("square",),
+        "cpp/core/isa.cpp",
+        "The lowest level that runs is chosen.",
+        "      if (levels[k].supported) level = static_cast<int>(k);",
+        "      if (levels[k].supported && level < 0) level = static_cast<int>(k);",
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fault import ELEMENTWISE, GATED, LAYER_NORMS, LINEAR_LOSSES, NORMS, RMS_NORMS, SOFTMAXES, Fault
+from fault import ELEMENTWISE, GATED, LAYER_NORMS, LINEAR_LOSSES, LOSSES, NORMS, RMS_NORMS, SOFTMAXES, Fault
 
 FAULTS = (
     Fault(
@@ -374,5 +374,157 @@ FAULTS = (
         "Without a state it is float32, whatever the input is.",
         "zeros = input.new_zeros(input.shape[:1] + (self.state_size,))",
         "zeros = torch.zeros(input.shape[:1] + (self.state_size,), device=input.device)",
+    ),
+    Fault(
+        "py-losses-byte-targets-ignored",
+        2,
+        LOSSES,
+        "src/fastops/families/likelihood.py",
+        "The plain composition ignores class 156 of a target of bytes.",
+        (
+            "    target = target.long()  # a uint8 compares with an ignore_index below 0 as if that were one too\n"
+            "    kept = target != ignore_index\n"
+        ),
+        "    kept = target != ignore_index\n    target = target.long()\n",
+    ),
+    Fault(
+        "py-linear-losses-save-none-keeps",
+        2,
+        LINEAR_LOSSES,
+        "src/fastops/families/slices.py",
+        'save="none" keeps the logits.',
+        '    if save == "none":\n        return Slices(width, 0)\n',
+        "    if save is None:\n        return Slices(width, 0)\n",
+    ),
+    Fault(
+        "py-linear-losses-frozen-weight",
+        2,
+        LINEAR_LOSSES,
+        "src/fastops/families/kept_logits.py",
+        "The gradient of a weight that does not learn is computed.",
+        "    needs = (*ctx.needs_input_grad[:2], ctx.needs_input_grad[3])",
+        "    needs = (True, True, ctx.needs_input_grad[3])",
+    ),
+    Fault(
+        "py-linear-losses-unpack-twice",
+        2,
+        LINEAR_LOSSES,
+        "src/fastops/families/kept_logits.py",
+        "What is saved is unpacked twice, which checkpoint does not allow.",
+        "    logits = saved[LOGITS]\n",
+        "    logits = ctx.saved_tensors[LOGITS]\n",
+    ),
+    Fault(
+        "py-linear-losses-autocast-one-cast",
+        2,
+        LINEAR_LOSSES,
+        "src/fastops/families/linear_operands.py",
+        "Under autocast operands of two dtypes are refused.",
+        "weight.dtype != torch.float64 and enabled(device):",
+        "weight.dtype != torch.float64 and enabled(device) and weight.dtype == input.dtype:",
+    ),
+    Fault(
+        "py-autocast-of-a-cast-input",
+        2,
+        ("lltm", "linear"),
+        "src/fastops/_autocast.py",
+        "Beside an input that has autocast's dtype nothing is cast.",
+        "    dtype = torch.get_autocast_dtype(device)\n    return tuple",
+        (
+            "    dtype = torch.get_autocast_dtype(device)\n"
+            "    if first.dtype == dtype:\n"
+            "        return tensors\n"
+            "    return tuple"
+        ),
+    ),
+    Fault(
+        "py-cross-entropy-ignored-probabilities",
+        2,
+        ("cross_entropy",),
+        "src/fastops/ops/cross_entropy.py",
+        "Beside probabilities an ignore_index that is a class is accepted.",
+        "    if ignore_index >= 0:\n        raise RuntimeError(",
+        "    if ignore_index >= 1 << 62:\n        raise RuntimeError(",
+    ),
+    Fault(
+        "py-axpby-of-integers",
+        2,
+        ("axpby",),
+        "src/fastops/ops/axpby.py",
+        "Of integers the result is truncated.",
+        "        x, y = x.to(torch.get_default_dtype()), y.to(torch.get_default_dtype())\n",
+        "        return (alpha * x + beta * y).to(x.dtype)\n",
+    ),
+    Fault(
+        "py-nn-rotary-low-freq-factor",
+        2,
+        ("rope",),
+        "src/fastops/nn/rotary_embedding.py",
+        "low_freq_factor is taken to be 1.",
+        "((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor))",
+        "((turns - 1.0) / (rope.high_freq_factor - 1.0))",
+    ),
+    Fault(
+        "py-nn-rotary-narrow-positions",
+        2,
+        ("rope",),
+        "src/fastops/nn/rotary_embedding.py",
+        "Positions of few bits overflow beside the length.",
+        "positions.flatten().long()",
+        "positions.flatten()",
+    ),
+    Fault(
+        "py-nn-rotary-config-of-half-heads",
+        2,
+        ("rope",),
+        "src/fastops/nn/rotary_embedding.py",
+        "A config's partial_rotary_factor is ignored.",
+        "    return int(width * part)",
+        "    return int(width)",
+    ),
+    Fault(
+        "py-nn-rms-norm-dtype",
+        2,
+        ("rms_norm",),
+        "src/fastops/nn/rms_norm.py",
+        "The weight has not the dtype that is asked for.",
+        "super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)",
+        "super().__init__(normalized_shape, eps, elementwise_affine, device)",
+    ),
+    Fault(
+        "py-nn-lltm-range",
+        2,
+        ("lltm",),
+        "src/fastops/nn/lltm.py",
+        "Parameters begin in a range without its root.",
+        "bound = 1 / math.sqrt(self.state_size)",
+        "bound = 1 / self.state_size",
+    ),
+    Fault(
+        "py-vmap-cross-entropy-shared-gradient",
+        2,
+        ("cross_entropy",),
+        "src/fastops/ops/cross_entropy.py",
+        "An incoming gradient that is not of the batch has no dimension to move.",
+        "    else:\n        grad = _rows_with(grad, in_dims[0], size, 0)",
+        "    else:\n        grad = grad.movedim(in_dims[0], 0)",
+    ),
+    Fault(
+        "py-vmap-gated-shared-up",
+        2,
+        GATED,
+        "src/fastops/families/gated.py",
+        "The gradient of an up that is not of the batch is taken to be of none.",
+        "None if inputs[2] is None else 0, 0 if inputs[-1] else None)",
+        "None if in_dims[2] is None else 0, 0 if inputs[-1] else None)",
+    ),
+    Fault(
+        "py-compiled-losses-under-autocast",
+        2,
+        ("cross_entropy",),
+        "src/fastops/_autocast.py",
+        "Compiled under autocast the loss is rounded to its dtype.",
+        "return (_compiling() or _any_autocast()) and enabled(x.device.type)",
+        "return not _compiling() and _any_autocast() and enabled(x.device.type)",
     ),
 )

@@ -9,6 +9,7 @@ from itertools import chain, product
 import torch
 from torch import Tensor
 
+from ..cases.inputs import HALVES
 from .accuracy import Evaluation, evaluate, incoming_gradients, wide_copies
 from .checks import Outcome, same_bits
 from .forms import Form, Worst, few, mixed, various
@@ -47,7 +48,8 @@ def no_numbers(t: Target) -> Iterator[Outcome]:
                     worst.expect(same_bits(a[same], b[same]), "other results changed", where)
         for name in t.case.fixed:
             if isinstance(given := form.given.get(name), Tensor):
-                _where_the_formula_has_it(worst, form, name, given, grads)
+                for dtype in {t.dtype, torch.float32} if t.dtype in HALVES else {t.dtype}:
+                    _where_the_formula_has_it(worst, form, name, given.to(dtype), grads)
     yield worst.outcome()
 
 
@@ -83,11 +85,16 @@ def no_numbers_in_rows(t: Target) -> Iterator[Outcome]:
                     of_call = call.with_args((*call.args[:k], dirty, *call.args[k + 1 :]))
                     truth = of_call.reference.with_args(wide_copies(of_call.args))()
                     for n, (a, b) in enumerate(zip(of_call(), truth, strict=True)):
-                        # Of what is kept for a backward, such as the mean of numbers whose sum has none.
-                        kind = _class if n == 0 else torch.isfinite
-                        if a.is_floating_point() and not torch.equal(kind(a).cpu(), kind(b)):
+                        # What is kept for a backward may be a number where the results are none.
+                        right = torch.equal(_class(a), _class(b)) if n == 0 else not _lost(a, b)
+                        if a.is_floating_point() and not right:
                             wrong[call.op] = f"{call.op}, {text} in argument {k}, {rows} rows of {columns}"
     yield Outcome("NaN and infinity in rows", not wrong, detail="; ".join(wrong.values()))
+
+
+def _lost(found: Tensor, truth: Tensor) -> bool:
+    """Whether there is no number where the truth has one."""
+    return bool((truth.isfinite() & ~found.isfinite().cpu()).any())
 
 
 def _spoilt(x: Tensor, columns: int) -> Iterator[tuple[str, Tensor]]:
