@@ -565,4 +565,13 @@ FAULTS = (
         "return (x * every<T>(sign) - center) * every<T>(magnitude); }",
         "return x * every<T>(sign * magnitude) - center * every<T>(magnitude); }",
     ),
+    Fault(
+        "cpu-columns-whole-vector-of-scratch",
+        3,
+        ("rms_norm", "linear"),
+        "cpp/kernels/columns.cpp",
+        "Of partial sums the vector with their end is read whole, behind the scratch.",
+        "sum[v] += load_some(partial + c * s.stride + v * W, count);",
+        "sum[v] += load(partial + c * s.stride + v * W);",
+    ),
 )

@@ -10,8 +10,12 @@ from ctypes import CFUNCTYPE, c_int, c_int64, c_size_t, c_void_p
 import torch
 from torch import Tensor
 
-from .page_memory import MOST, ROOM, Pages, address, protect
+from ..cases import Make, by_name
+from .page_memory import MOST, ROOM, Pages, address, loaded, protect, replace
 from .poison import BYTE
+
+_NEW, _DELETE = CFUNCTYPE(c_void_p, c_size_t), CFUNCTYPE(None, c_void_p)
+_ALIGNED = 16  # bytes, of what new gives
 
 
 class HostPages(Pages):
@@ -25,6 +29,29 @@ class HostPages(Pages):
         ctypes.CDLL(None).sigaction(int(signal.SIGSEGV), action, None)
         self._down = True
         super().__init__(device, room, guard, ctypes.addressof(ctypes.c_char.from_buffer(self._map)))
+        self._replace_scratch()
+
+    def _replace_scratch(self) -> None:
+        """C++'s new and delete of arrays, by which our library gets what it needs for a call."""
+        for call in by_name()["rms_norm"].raw(Make(self._device, torch.float32), 3, 5):
+            call()  # an address may be looked up at the first call
+        library = loaded("libstdc++.so")
+        self._new, self._delete = _NEW(("_Znam", library)), _DELETE(("_ZdaPv", library))
+        self._our_new, self._our_delete = _NEW(self._scratch), _DELETE(self._drop)
+        replace(self._new, self._our_new)
+        replace(self._delete, self._our_delete)
+
+    def _scratch(self, size: int) -> int:
+        size = -(-size // _ALIGNED) * _ALIGNED
+        if not self._allocates or not self._has_room(size):
+            return int(self._new(size))
+        place = self._place(size, "scratch")
+        self._fill(place, size)
+        return place
+
+    def _drop(self, place: int | None) -> None:
+        if not 0 <= (place or 0) - self._begin < len(self._map):
+            self._delete(place)
 
     def _caught(self, number: int, info: int, context: int) -> None:
         """Any other access than to a guard ends the process."""

@@ -46,18 +46,21 @@ def no_numbers(t: Target) -> Iterator[Outcome]:
                             same = same & (of if same.shape == of.shape else of.all(-1, keepdim=True))
                     same = same.to(a.device)
                     worst.expect(same_bits(a[same], b[same]), "other results changed", where)
-        for name in t.case.fixed:
-            if isinstance(given := form.given.get(name), Tensor):
-                for dtype in {t.dtype, torch.float32} if t.dtype in HALVES else {t.dtype}:
-                    _where_the_formula_has_it(worst, form, name, given.to(dtype), grads)
+    for form, name in product(various(t) if t.case.fixed else (), t.case.fixed):
+        if isinstance(given := form.given.get(name), Tensor):
+            for dtype in {t.dtype, torch.float32} if t.dtype in HALVES else {t.dtype}:
+                _where_the_formula_has_it(worst, form, name, given.to(dtype))
     yield worst.outcome()
 
 
-def _where_the_formula_has_it(worst: Worst, form: Form, name: str, given: Tensor, grads: tuple[Tensor, ...]) -> None:
-    """NaN of an argument that does not learn."""
-    for value in (x for x in _not_numbers(given.dtype) if x.isnan()):
+def _where_the_formula_has_it(worst: Worst, form: Form, name: str, given: Tensor) -> None:
+    """NaN of an argument that does not learn, alone and everywhere."""
+    grads = incoming_gradients(form.ours(*form.args))
+    for value, part in product(_not_numbers(given.dtype), (slice(1, 2), slice(None))):
+        if not value.isnan():
+            continue
         x = given.clone()
-        x.view(-1)[x.numel() // 2] = value
+        x.view(-1)[part] = value
         dirty = replace(form, given=form.given | {name: x})
         found, expected = evaluate(dirty.ours, dirty.args, grads), dirty.truth(grads)
         where = f"{form.text}, {value} in {name}"

@@ -32,6 +32,28 @@ def protect(begin: int, size: int, access: int) -> None:
         raise OSError("mprotect is refused")
 
 
+def _maps() -> list[list[str]]:
+    return [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+
+
+def loaded(library: str) -> ctypes.CDLL:
+    found = next((words[-1] for words in _maps() if f"/{library}" in words[-1]), None)
+    if found is None:
+        raise OSError(f"{library} is not loaded")
+    return ctypes.CDLL(found)
+
+
+def replace(function: Any, ours: Any) -> None:
+    """Where our library keeps a function's address."""
+    old = address(function).to_bytes(8, sys.byteorder)
+    for words in _maps():
+        if words[-1].endswith("/libfastops.so") and words[1] in ("r--p", "rw-p"):
+            begin, end = (int(text, 16) for text in words[0].split("-"))
+            if (at := ctypes.string_at(begin, end - begin).find(old)) >= 0:
+                protect(begin, end - begin, mmap.PROT_READ | mmap.PROT_WRITE)
+                c_size_t.from_address(begin + at).value = address(ours)
+
+
 class Pages(ABC):
     """For one call at a time: a guard, then ``MOST`` times room for a tensor and the next guard.
 
@@ -65,18 +87,11 @@ class Pages(ABC):
         """Where our library keeps the address of torch's function it gets ours."""
         square = RawCall("square", (torch.ones(1, device=self._device),))
         square()  # an address may be looked up at the first call
-        maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
-        libtorch = ctypes.CDLL(next(words[-1] for words in maps if words[-1].endswith("/libtorch_cpu.so")))
+        libtorch = loaded("libtorch_cpu.so")
         self._torchs, self._ours = _ALLOCATE((SHIM, libtorch)), _ALLOCATE(self._allocate)
         self._wrap = _WRAP(("aoti_torch_create_tensor_from_blob", libtorch))
         self._size = CFUNCTYPE(c_size_t, c_int)(("aoti_torch_dtype_element_size", libtorch))
-        old = address(self._torchs).to_bytes(8, sys.byteorder)
-        for words in maps:
-            if words[-1].endswith("/libfastops.so") and words[1] in ("r--p", "rw-p"):
-                begin, end = (int(text, 16) for text in words[0].split("-"))
-                if (at := ctypes.string_at(begin, end - begin).find(old)) >= 0:
-                    protect(begin, end - begin, mmap.PROT_READ | mmap.PROT_WRITE)
-                    c_size_t.from_address(begin + at).value = address(self._ours)
+        replace(self._torchs, self._ours)
         self.run(square, {}, True)
         if not self._names:
             raise OSError(f"{SHIM} cannot be replaced")
