@@ -123,10 +123,10 @@ def losses(linear: bool, likelihood: bool) -> Calls:
         # Of many classes one has, as a byte, the bits of what is ignored.
         other = Make(make.device, make.dtype, 1)
         of_many: Options = {"target": torch.tensor([256 + IGNORED, 3], dtype=torch.uint8, device=make.device)}
-        of_many |= (
-            {"input": other(2, 4), "linear_weight": other(160, 4, scale=0.5), "linear_bias": None} if linear else {}
-        )
-        of_many |= {} if linear else {"input": other(2, 160)}
+        if linear:
+            of_many |= {"input": other(2, 4), "linear_weight": other(160, 4, scale=0.5), "linear_bias": None}
+        else:
+            of_many["input"] = other(2, 160)
         if likelihood:
             return _each(tensors, *_ENTROPY, ignored, bytes_, of_many, *(_SAVES if linear else ()))
         tensors["weight"] = make(5).abs().add(0.1)

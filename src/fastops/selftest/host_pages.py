@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..cases import Make, by_name
-from .page_memory import MOST, ROOM, Pages, address, loaded, protect, replace
+from .page_memory import MOST, ROOM, Pages, address, loaded, protect, redirect
 from .poison import BYTE
 
 _NEW, _DELETE = CFUNCTYPE(c_void_p, c_size_t), CFUNCTYPE(None, c_void_p)
@@ -38,8 +38,8 @@ class HostPages(Pages):
         library = loaded("libstdc++.so")
         self._new, self._delete = _NEW(("_Znam", library)), _DELETE(("_ZdaPv", library))
         self._our_new, self._our_delete = _NEW(self._scratch), _DELETE(self._drop)
-        replace(self._new, self._our_new)
-        replace(self._delete, self._our_delete)
+        redirect(self._new, self._our_new)
+        redirect(self._delete, self._our_delete)
 
     def _scratch(self, size: int) -> int:
         size = -(-size // _ALIGNED) * _ALIGNED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -21,29 +22,24 @@ _ROWS, _COLUMNS, _CLASSES = 16, 96, 640
 _OF_A_ROW = 80  # bytes: in float64 what layer_norm keeps of a row's statistics, and a bias that is not read
 
 
-class _Ours(TorchDispatchMode):
-    """The names of the ops of ours that are called."""
+class _Calls(TorchDispatchMode):
+    """How often each op is called."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: set[str] = set()
+        self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.namespace == "fastops":
-            self.names.add(function.name())
+        self.counts[function.name().partition(".")[0]] += 1
         return function(*args, **(kwargs or {}))
 
+    @property
+    def ours(self) -> bool:
+        return any(name.startswith("fastops::") for name in self.counts)
 
-class _Products(TorchDispatchMode):
-    """How many products of matrices there are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += function.name().partition(".")[0] in ("aten::mm", "aten::addmm")
-        return function(*args, **(kwargs or {}))
+    @property
+    def products(self) -> int:
+        return self.counts["aten::mm"] + self.counts["aten::addmm"]
 
 
 def kernels_run(t: Target) -> Iterator[Outcome]:
@@ -96,24 +92,24 @@ def products(t: Target) -> Iterator[Outcome]:
 
 def _products(form: Form, learn: list[int]) -> int:
     args = [x.detach().requires_grad_(k in learn) for k, x in enumerate(form.args)]
-    with _Products() as products:
+    with _Calls() as calls:
         outputs = [y for y in form.ours(*args) if y.requires_grad]
         torch.autograd.grad([y.sum() for y in outputs], [args[k] for k in learn])
-    return products.count
+    return calls.products
 
 
 def _both_ways(t: Target, pack: Callable[[Tensor], Tensor], **options: Any) -> Any:
-    """Arguments and outputs of a problem, and the ops of ours of each way."""
+    """Arguments and outputs of a problem, and whether ops of ours run each way."""
     sizes = (_ROWS, _COLUMNS, _CLASSES) if in_slices(t.case) else (_ROWS, _COLUMNS)
     given = t.case.problem(t.make(), *sizes)
     args = tuple(x.requires_grad_(k not in t.case.constants) if is_learnable(x) else x for k, x in enumerate(given))
-    with _Ours() as forward, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+    with _Calls() as forward, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         found = t.function(*args, **options)
     outputs = found if isinstance(found, tuple) else (found,)
     grads = incoming_gradients(outputs)
-    with _Ours() as backward:
+    with _Calls() as backward:
         torch.autograd.grad(outputs, [x for x in learnable(args) if x.requires_grad], grads)
-    return (args, outputs), (forward.names, backward.names)
+    return (args, outputs), (forward.ours, backward.ours)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

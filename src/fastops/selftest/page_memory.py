@@ -43,8 +43,8 @@ def loaded(library: str) -> ctypes.CDLL:
     return ctypes.CDLL(found)
 
 
-def replace(function: Any, ours: Any) -> None:
-    """Where our library keeps a function's address."""
+def redirect(function: Any, ours: Any) -> None:
+    """Where our library keeps a function's address it gets ours."""
     old = address(function).to_bytes(8, sys.byteorder)
     for words in _maps():
         if words[-1].endswith("/libfastops.so") and words[1] in ("r--p", "rw-p"):
@@ -91,7 +91,7 @@ class Pages(ABC):
         self._torchs, self._ours = _ALLOCATE((SHIM, libtorch)), _ALLOCATE(self._allocate)
         self._wrap = _WRAP(("aoti_torch_create_tensor_from_blob", libtorch))
         self._size = CFUNCTYPE(c_size_t, c_int)(("aoti_torch_dtype_element_size", libtorch))
-        replace(self._torchs, self._ours)
+        redirect(self._torchs, self._ours)
         self.run(square, {}, True)
         if not self._names:
             raise OSError(f"{SHIM} cannot be replaced")
