@@ -21,9 +21,9 @@ from torch.utils import _pytree as pytree
 import fastops
 from fastops import _C
 from fastops.cases import DTYPES, Case, by_name
-from fastops.selftest import checks, compiled, gradients, kept, not_numbers, promises, refusals, transforms
+from fastops.selftest import checks, compiled, gradients, kept, not_numbers, promises, recomputed, refusals, transforms
 from fastops.selftest.checks import Check
-from fastops.selftest.runner import checks_for, outcomes_of, targets
+from fastops.selftest.runner import ROWS, checks_for, outcomes_of, targets
 from fastops.selftest.target import Path, Target, paths_of
 
 Function = Callable[..., Any]
@@ -31,7 +31,7 @@ Function = Callable[..., Any]
 
 @every_case
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("check", promises.PROMISE_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", [*promises.PROMISE_CHECKS, *ROWS], ids=lambda check: check.__name__)
 def test_promise(case: Case, dtype: torch.dtype, check: Check, device: torch.device) -> None:
     for outcome in check(_target(case, dtype, device)):
         assert outcome.ok, outcome
@@ -52,6 +52,19 @@ class WithGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return ctx.change(grads[0]), None
+
+
+class ReadTwice(torch.autograd.Function):
+    """The square, whose backward unpacks what is saved twice: to a checkpoint that is a second run."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads[0] * (ctx.saved_tensors[0] + ctx.saved_tensors[0])
 
 
 def with_gradient(change: Callable[[Tensor], Tensor], function: Function = fastops.sigmoid) -> Function:
@@ -202,6 +215,17 @@ BROKEN: dict[str, tuple[str, Check, Function]] = {
         promises.as_alone,
         changed(lambda pair: (2 * pair[0], pair[1]), fastops.add_rms_norm),
     ),
+    "infinity that an option makes a number": (
+        "log_softmax",
+        promises.options_of_hard_numbers,
+        changed(torch.nan_to_num, fastops.log_softmax),
+    ),
+    "integers that are truncated": (
+        "axpby",
+        promises.other_dtypes,
+        lambda x, y, alpha=1, beta=1: fastops.axpby(x, y, alpha, beta).to(x.dtype),
+    ),
+    "what is saved, read twice": ("square", recomputed.recomputed, lambda input: ReadTwice.apply(input)),
     "memory that threads share": ("square", promises.threads, by_one_place),
     "NaN that does not come out": ("sigmoid", not_numbers.no_number_comes_in, with_gradient(torch.nan_to_num)),
     "no kernel": ("square", kept.kernels_run, lambda input: input * input),
