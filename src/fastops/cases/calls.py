@@ -129,6 +129,7 @@ def losses(linear: bool, likelihood: bool) -> Calls:
             of_many["input"] = other(2, 160)
         if likelihood:
             return _each(tensors, *_ENTROPY, ignored, bytes_, of_many, *(_SAVES if linear else ()))
+        of_many["weight"] = None
         tensors["weight"] = make(5).abs().add(0.1)
         wide, widest = {"dtype": make.parameter_dtype}, {"dtype": torch.float64}
         of_single = {"weight": tensors["weight"].float()}
@@ -136,7 +137,7 @@ def losses(linear: bool, likelihood: bool) -> Calls:
         if linear:
             several = {"target": target.unflatten(1, (3, 1)), "linear_weight": make(5, 1, 4), "linear_bias": make(5, 1)}
             likely = {"target": make(2, 3, 5).softmax(2), "softcap": 2.0, "scale": 1.5, "label_smoothing": 0.1}
-            rest = ignored, bytes_, of_many | {"weight": None}, smooth, wide, widest, of_single, {"ignore_index": None}
+            rest = ignored, bytes_, of_many, smooth, wide, widest, of_single, {"ignore_index": None}
             of_op = _each(tensors, *_OF_LOSS, *_SAVES, *rest)
             of_others = (Call(tensors | given, public=True) for given in (likely, several, several | {"softcap": 2.0}))
             return chain(of_op, of_others)
@@ -150,7 +151,7 @@ def losses(linear: bool, likelihood: bool) -> Calls:
         options = (
             ignored,
             bytes_,
-            of_many | {"weight": None},
+            of_many,
             smooth,
             near,
             likely,

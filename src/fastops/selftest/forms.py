@@ -109,8 +109,10 @@ def hard(t: Target) -> Iterator[Form]:
     """Samples that hold infinity or are far from 1, with the options of each call, where these are no tensors."""
     parameters = parameters_of(t.case)
     # No powers of 2, by which a product is exact.
-    every = [{n: 0.9 * v if isinstance(v, float) else v for n, v in call.arguments.items()} for call in _calls(t)]
-    options = [{n: v for n, v in given.items() if isinstance(v, float) or v is True} for given in every]
+    options = [
+        {n: v if v is True else 0.9 * v for n, v in call.arguments.items() if isinstance(v, float) or v is True}
+        for call in _calls(t)
+    ]
     for of_sample in of_samples(t, (sample for sample in t.case.samples if not sample.large)):
         first = of_sample.args[0]
         if not (first.is_floating_point() and first.numel() and first.abs().max() > _FAR):

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import _C
 from .accuracy import incoming_gradients, is_learnable, learnable, tensors_of
 from .checks import Outcome
 from .forms import Form, few
 from .slicing import in_slices
-from .target import CHOSEN, Target
+from .target import CHOSEN, Target, levels_here
 
 _ROWS, _COLUMNS, _CLASSES = 16, 96, 640
 _OF_A_ROW = 80  # bytes: in float64 what layer_norm keeps of a row's statistics, and a bias that is not read
@@ -53,7 +52,7 @@ def kernels_run(t: Target) -> Iterator[Outcome]:
         f"no op of ours in the {way}" for way, found in zip(("forward", "backward"), ours, strict=True) if not found
     ]
     if t.path.kind == "cpu" and not os.environ.get("FASTOPS_CPU_ISA"):
-        *_, best = (level for level, missing in _C.cpu()["missing"].items() if not missing)
+        best = levels_here()[-1]
         wrong += [f"level {CHOSEN} was chosen, not {best}"] if best != CHOSEN else []
     yield Outcome("kernels run", not wrong, detail="; ".join(wrong))
 

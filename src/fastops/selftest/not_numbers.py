@@ -56,9 +56,7 @@ def no_numbers(t: Target) -> Iterator[Outcome]:
 def _where_the_formula_has_it(worst: Worst, form: Form, name: str, given: Tensor) -> None:
     """NaN of an argument that does not learn, alone and everywhere."""
     grads = incoming_gradients(form.ours(*form.args))
-    for value, part in product(_not_numbers(given.dtype), (slice(1, 2), slice(None))):
-        if not value.isnan():
-            continue
+    for value, part in product(_all_nan(given.dtype), (slice(1, 2), slice(None))):
         x = given.clone()
         x.view(-1)[part] = value
         dirty = replace(form, given=form.given | {name: x})
@@ -67,7 +65,7 @@ def _where_the_formula_has_it(worst: Worst, form: Form, name: str, given: Tensor
         for a, b in zip(found.outputs, expected.outputs, strict=True):
             worst.expect(torch.equal(_class(a), _class(b)), "not where the formula has it", where)
         for a, b in zip(found.gradients, expected.gradients, strict=True):
-            worst.expect(not bool((b.isnan() & ~a.isnan().cpu()).any()), "a number", where)
+            worst.expect(_keeps_nan(a, b), "a number", where)
 
 
 def no_numbers_in_rows(t: Target) -> Iterator[Outcome]:
@@ -119,13 +117,13 @@ def no_number_comes_in(t: Target) -> Iterator[Outcome]:
     for form in various(t):
         grads = incoming_gradients(form.ours(*form.args))
         for k, g in enumerate(grads):
-            for value in (x for x in _not_numbers(g.dtype) if x.isnan()):
+            for value in _all_nan(g.dtype):
                 dirty = g.clone()
                 dirty.view(-1)[g.numel() // 2] = value
                 incoming = (*grads[:k], dirty, *grads[k + 1 :])
                 found, truth = evaluate(form.ours, form.args, incoming), form.truth(incoming)
                 for a, b in zip(found.gradients, truth.gradients, strict=True):
-                    worst.expect(not bool((b.isnan() & ~a.isnan().cpu()).any()), "a number", form.text)
+                    worst.expect(_keeps_nan(a, b), "a number", form.text)
     yield worst.outcome()
 
 
@@ -144,6 +142,15 @@ def _not_numbers(dtype: torch.dtype) -> Tensor:
     found = torch.tensor([torch.nan, torch.inf, -torch.inf], dtype=dtype)
     other = torch.tensor([0x7F800001, -1], dtype=torch.int32).view(torch.float32)
     return torch.cat([found, other]) if dtype == torch.float32 else found
+
+
+def _all_nan(dtype: torch.dtype) -> list[Tensor]:
+    return [x for x in _not_numbers(dtype) if x.isnan()]
+
+
+def _keeps_nan(found: Tensor, truth: Tensor) -> bool:
+    """Whether there is no number where the truth has none."""
+    return not bool((truth.isnan() & ~found.isnan().cpu()).any())
 
 
 def _class(x: Tensor) -> Tensor:

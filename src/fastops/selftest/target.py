@@ -79,6 +79,11 @@ class NotThereError(Exception):
 CHOSEN: str = _C.cpu()["isa"]  # by the library itself, before anything else chooses
 
 
+def levels_here() -> list[str]:
+    """The best last."""
+    return [level for level, missing in _C.cpu()["missing"].items() if not missing]
+
+
 def cpu_levels(wanted: str | None, quick: bool) -> list[str]:
     """Names of the ISA levels to run, best last."""
     cpu = _C.cpu()
@@ -90,7 +95,7 @@ def cpu_levels(wanted: str | None, quick: bool) -> list[str]:
         return [wanted]
     if wanted is None and (quick or os.environ.get("FASTOPS_CPU_ISA")):
         return [cpu["isa"]]
-    return [level for level, missing in cpu["missing"].items() if not missing]
+    return levels_here()
 
 
 def devices_of(wanted: str | None) -> list[torch.device]:
