@@ -40,6 +40,8 @@ def trailing_dims(op: str, input: Tensor, normalized_shape: Sequence[int]) -> in
         raise type_error(op, "normalized_shape", "a sequence of int", normalized_shape) from None
     if not isinstance(input, Tensor):
         raise type_error(op, "input", "a Tensor", input)
+    if isinstance(normalized_shape, Tensor):  # a weight in its place, whose numbers the next message would list
+        raise type_error(op, "normalized_shape", "a sequence of int", normalized_shape)
     if not dims:
         raise RuntimeError(f"[{op}] normalized_shape must have at least 1 dimension, got []")
     raise RuntimeError(f"[{op}] input must end in normalized_shape {list(normalized_shape)}, got shape {list(shape)}")
