@@ -45,7 +45,7 @@ def rules(t: Target) -> Iterator[Outcome]:
     wrong: dict[str, str] = {}
     reached: set[Band] = set()
     worst, worst_at = 0.0, ""
-    for problem, its_bands, each in _each_rule(t, bands, _FEW_NUMBERS if t.quick else _MANY):
+    for problem, its_bands, each in _each_rule(t, bands, _FEW_NUMBERS if t.quick or t.path.lower else _MANY):
         reached.update(its_bands)
         what, times = f"{each.call.op}, {problem.rows} rows of {problem.n}", each.times(problem)
         many = each.many(times, problem.layout)
@@ -77,14 +77,16 @@ def _each_rule(
 ) -> Iterator[tuple[Problem, list[Band], _Few]]:
     """``few_numbers``: see :func:`_chosen`."""
     by_size: dict[tuple[int, int], dict[Problem, list[Band]]] = {}
-    for band, problems in bands.items():
+    large: set[Any] = set()
+    for band, problems in reversed(bands.items()):  # on the CPU the largest first
         for problem in problems:
             by_size.setdefault((min(FEW, problem.rows), problem.n), {}).setdefault(problem, []).append(band)
     for size, those in by_size.items():
         make = MakeFromPool(t.path.device, t.dtype)
         few = [_Few(call, size) for call in t.case.raw(make, *size) if call.args_of is None]
+        few.sort(key=lambda each: -len(each.call.row_outputs))
         for problem, its_bands in those.items():
-            for each in _chosen(few, t, problem, few_numbers):
+            for each in _chosen(few, t, problem, few_numbers, large):
                 yield problem, its_bands, each
 
 
@@ -116,11 +118,14 @@ def _at_ends(problems: list[Problem], ends: Iterable[Any]) -> list[Problem]:
     return list(dict.fromkeys(chosen))
 
 
-def _chosen(few: list[_Few], t: Target, problem: Problem, few_numbers: int) -> Iterator[_Few]:
+def _chosen(few: list[_Few], t: Target, problem: Problem, few_numbers: int, large: set[Any]) -> Iterator[_Few]:
     """The calls of the problem's direction and dtypes; of more numbers one of each op, number of results, and dtypes
     that its arguments have or ask for.
+
+    On the CPU one ``large`` problem has all of these, and each other has one: they differ in how rows lie in memory.
     """
     seen: set[Any] = set()
+    is_large = t.path.kind == "cpu" and problem.rows * problem.n > _LARGE
     for each in few:
         op = each.call.op
         fits = op.endswith("_backward") == problem.backward
@@ -131,7 +136,10 @@ def _chosen(few: list[_Few], t: Target, problem: Problem, few_numbers: int) -> I
         kind = (op, len(each.call.row_outputs), dtypes)
         if problem.rows * problem.n > few_numbers and kind in seen:
             continue
-        seen.add(kind)
+        if is_large and op in seen and kind in large:
+            continue
+        seen |= {op, kind}
+        large |= {kind} if is_large else set()
         yield each
 
 
@@ -246,7 +254,7 @@ def _is_wide(call: RawCall, dtype: torch.dtype) -> bool:
 
 def _all_alike(repeated: Tensor) -> bool:
     numbers = repeated.contiguous().view(_BITS[repeated.element_size()])
-    return not bool((numbers != numbers[0]).any())
+    return torch.equal(numbers[1:], numbers[:-1])
 
 
 CHECKS: tuple[Check, ...] = (rules,)
