@@ -208,6 +208,11 @@ BROKEN: dict[str, tuple[str, Check, Function]] = {
         promises.arguments,
         changed(lambda y: y if y.requires_grad else y + 1, fastops.square),
     ),
+    "an error that fake tensors lack": (
+        "relu",
+        refusals.refused_alike,
+        lambda input: torch.empty_like(input) if input.is_meta else fastops.relu(input),
+    ),
     "an error of another type": ("relu", refusals.invalid_arguments, of_another_type),
     "an option that is bent": ("cross_entropy", refusals.invalid_arguments, of_any_smoothing),
     "another composition than its parts": (

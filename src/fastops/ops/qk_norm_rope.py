@@ -62,8 +62,8 @@ def qk_norm_rope_reference(
     weight_offset: float = 0.0,
 ) -> Pair:
     """The op in plain PyTorch."""
-    _check(q, k, q_weight, k_weight)
     rotation = Rotation(_NAME, q, k, cos, sin, positions, rotary_dim, interleaved, seq_dim)
+    _check(q, k, q_weight, k_weight)
 
     def of(x: Tensor, weight: Tensor | None) -> Tensor:
         h, _ = _normalized(wide(x), eps)
@@ -122,8 +122,8 @@ def _fake(
     eps: float | None = None,
     weight_offset: float = 0.0,
 ) -> Pair:
-    _check(q, k, q_weight, k_weight)
     Rotation(_NAME, q, k, cos, sin, positions, rotary_dim, interleaved, seq_dim)
+    _check(q, k, q_weight, k_weight)
     return torch.empty_like(q), q.new_empty(0) if k is None else torch.empty_like(k)
 
 

@@ -15,6 +15,8 @@ Stride = tuple[int, ...] | None  # of the output; None: contiguous
 
 
 def relu_reference(input: Tensor) -> Tensor:
+    if input.dtype is torch.bool or input.is_complex():  # fake tensors of torch.relu take them
+        raise RuntimeError(f"[relu] input must be real numbers, got {input.dtype}")
     return torch.relu(input)
 
 
@@ -23,7 +25,7 @@ def relu_backward_reference(grad: Tensor, output: Tensor) -> Tensor:
 
 
 def relu_mask_reference(input: Tensor) -> tuple[Tensor, Tensor]:
-    output = torch.relu(input)
+    output = relu_reference(input)
     kept = output.as_strided((output.numel(),), (1,)) != 0  # in the order of memory
     groups = F.pad(kept.to(torch.uint8), (0, -output.numel() % 8)).view(-1, 8)
     return output, (groups << _places(output)).sum(1, dtype=torch.uint8)
@@ -65,7 +67,7 @@ def _backward(ctx: Any, grad: Tensor, *statistics: Any) -> Any:
 _mask = Operator(
     "relu_mask",
     relu_mask_reference,
-    lambda input: (torch.relu(input), input.new_empty((input.numel() + 7) // 8, dtype=torch.uint8)),
+    lambda input: (relu_reference(input), input.new_empty((input.numel() + 7) // 8, dtype=torch.uint8)),
     save=_save,
     backward=_backward,
 )

@@ -222,6 +222,7 @@ PROMISE_CHECKS: tuple[Check, ...] = (
     gradients.gradients_asked_for,
     gradients.sliced,
     refusals.wrong_indices,
+    refusals.refused_alike,
     not_numbers.no_numbers,
     not_numbers.no_number_comes_in,
     transforms.vmap,

@@ -7,11 +7,13 @@ from itertools import product
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from ..cases.inputs import HALVES
 from ..cases.refused import OF_ANOTHER_TYPE, REFUSED
-from .accuracy import wide_copies
+from .accuracy import is_learnable, wide_copies
 from .checks import Outcome
-from .forms import Form, Worst, few, rows_apart
+from .forms import Form, Worst, few, results_of, rows_apart
 from .target import Target, parameters_of
 
 
@@ -80,6 +82,50 @@ def _no_numbers(worst: Worst, form: Form, other: Form, where: str) -> None:
     (gradient,) = torch.autograd.grad([x.sum() for x in outputs if x.requires_grad], first)
     worst.expect(bool(gradient.isnan().any()), "a gradient without NaN", where)
     worst.expect(not bool(gradient.isnan().all()), "NaN in the gradient of other rows", where)
+
+
+def refused_alike(t: Target) -> Iterator[Outcome]:
+    """Fake tensors have the errors of real ones, in the same words, where any tensor is of another dtype or shape."""
+    worst = Worst(t, "errors of fake tensors")
+    if t.quick and not t.first:
+        return
+    for form, learns in product(few(t), (True,) if t.quick else (False, True)):
+        right = dict(zip(form.names, form.args, strict=True)) | form.given
+        for name in form.names:
+            for x in _others(right[name]):
+                given = right | {name: x}
+                learn = [n for n in form.names if learns and is_learnable(given[n])]
+                found, fake = (_refusal(t, given, learn, device) for device in (t.path.device, "meta"))
+                if isinstance(found, IndexError) and not isinstance(fake, Exception):  # fake tensors have no values
+                    continue
+                where = f"{name} of {x.dtype} and shape {list(x.shape)} in {form.text}"
+                text = f"{where}: {found!r} and {fake!r}"
+                worst.expect(type(found) is type(fake) and str(found) == str(fake), "another error or result", text)
+                if isinstance(found, Exception):
+                    worst.expect(str(found).startswith(f"[{t.case.name}] "), "does not name the operator", text)
+    yield worst.outcome()
+
+
+_DTYPES = (*HALVES, torch.float32, torch.float64, torch.complex64, torch.int64, torch.int32, torch.uint8, torch.bool)
+
+
+def _others(x: Tensor) -> Iterator[Tensor]:
+    """``x`` in each other dtype, without dimensions, with one more, and with other sizes."""
+    x = x.detach()
+    yield from (x.to(dtype) for dtype in _DTYPES if dtype != x.dtype)
+    yield x.new_ones(())
+    yield x[None]
+    if x.dim():
+        yield from (x[..., : x.shape[-1] // 2], x[..., :-1], torch.cat([x, x], -1), x[..., :0], x[:-1], x[:0])
+
+
+def _refusal(t: Target, given: dict[str, Any], learn: list[str], device: Any) -> Any:
+    """The error, or the shapes and dtypes of the results."""
+    tensors = {n: v.detach().to(device).requires_grad_(n in learn) for n, v in given.items() if isinstance(v, Tensor)}
+    given = given | tensors
+    found: list[Any] = []
+    error = error_of(lambda: found.extend((list(y.shape), y.dtype) for y in results_of(t.case.function(**given))))
+    return error or found
 
 
 def error_of(call: Callable[[], Any]) -> Exception | None:
