@@ -244,4 +244,13 @@ FAULTS = (
         "      if (levels[k].supported) level = static_cast<int>(k);",
         "      if (levels[k].supported && level < 0) level = static_cast<int>(k);",
     ),
+    Fault(
+        "host-weight-of-any-dtype",
+        2,
+        ("linear", "qk_norm_rope"),
+        "cpp/core/rows_edge.cpp",
+        "A weight of another dtype than float32 beside the half types is read as if it had theirs.",
+        "same_dtype(parameter, input) || (half && dtype_of(parameter) == DType::f32)",
+        "same_dtype(parameter, input) || (half && dtype_of(parameter))",
+    ),
 )

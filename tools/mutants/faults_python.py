@@ -33,6 +33,15 @@ FAULTS = (
         "found: Any = (None,) * (1 + parameters)",
     ),
     Fault(
+        "py-norm-fake-of-any-weight",
+        2,
+        NORMS,
+        "src/fastops/_norm.py",
+        "Fake tensors take a weight of any shape with as many dimensions.",
+        "if x is not None and list(x.shape) != shape:",
+        "if x is not None and x.dim() != dims:",
+    ),
+    Fault(
         "py-norm-vmap-along-another-dimension",
         2,
         NORMS,
@@ -119,7 +128,7 @@ FAULTS = (
         ("relu",),
         "src/fastops/ops/relu.py",
         "The fake's result is contiguous, whatever the input's strides.",
-        "lambda input: (torch.relu(input), input",
+        "lambda input: (relu_reference(input), input",
         "lambda input: (input.new_empty(input.shape), input",
     ),
     Fault(
