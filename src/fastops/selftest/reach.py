@@ -84,7 +84,7 @@ def _each_rule(
     for size, those in by_size.items():
         make = MakeFromPool(t.path.device, t.dtype)
         few = [_Few(call, size) for call in t.case.raw(make, *size) if call.args_of is None]
-        few.sort(key=lambda each: -len(each.call.row_outputs))
+        few.sort(key=lambda each: -len(each.call.row_outputs))  # the one call of a large problem has the most
         for problem, its_bands in those.items():
             for each in _chosen(few, t, problem, few_numbers, large):
                 yield problem, its_bands, each
@@ -98,12 +98,14 @@ def _bands(t: Target, most: int = sys.maxsize, ends: Iterable[Any] = ()) -> dict
     """
     on_cpu = t.path.kind == "cpu"
     found = bands_of(t.case.name, NAMES[t.dtype], None if on_cpu else card_here()[1])
-    streamed = [band for band in found if band[0] == STREAMED and most == sys.maxsize][:1]
-    each_level = {band: [p for p in found[band] if not p.backward] for band in streamed}
+    each_level: dict[Band, list[Problem]] = {}  # a forward past the caches, where stores are a level's own
+    if t.path.lower and t.first and most == sys.maxsize:
+        streamed = [band for band in found if band[0] == STREAMED][:1]
+        each_level = {band: [p for p in found[band] if not p.backward] for band in streamed}
     if t.quick or (on_cpu and not (t.path.best and t.dtype in MAIN_DTYPES)):
         most = min(most, _LARGE if on_cpu else LARGE // t.dtype.itemsize)
     found = {band: [p for p in problems if p.rows * p.n <= most] for band, problems in found.items()}
-    found |= each_level if t.path.lower and t.first else {}  # which writes in a way of its own
+    found |= each_level
     if t.quick:
         ends = ends or ((min,) if t.first else (min, max))
         found = {band: _at_ends(problems, ends) for band, problems in found.items()}
