@@ -253,4 +253,13 @@ FAULTS = (
         "same_dtype(parameter, input) || (half && dtype_of(parameter) == DType::f32)",
         "same_dtype(parameter, input) || (half && dtype_of(parameter))",
     ),
+    Fault(
+        "host-rows-in-the-middle-copied",
+        2,
+        (*SOFTMAXES, "cross_entropy"),
+        "cpp/host/row.cpp",
+        "Rows along another dimension than the last are copied, whatever their strides.",
+        "if (const auto view = as_view(tensor, dim, count, n)) return",
+        "if (const auto view = as_view(tensor, dim, count, n); view && is_last(tensor, dim)) return",
+    ),
 )

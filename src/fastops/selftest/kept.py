@@ -1,7 +1,8 @@
-"""Which ops run, forward and backward, and what a call keeps from the one for the other."""
+"""Which ops run, forward and backward, what a call keeps from the one for the other, and what it copies."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -9,8 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler_legacy
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..cases import row_slice, transposed
 from .accuracy import incoming_gradients, is_learnable, learnable, tensors_of
 from .checks import Outcome
 from .forms import Form, few
@@ -74,6 +77,38 @@ def kept(t: Target) -> Iterator[Outcome]:
     given = _bytes([*reads, *constants])
     kept, limit = sum(storage.nbytes() for storage in alive.values()), given + _OF_A_ROW * _ROWS
     yield Outcome("kept for the backward", kept <= limit, detail=f"{kept} bytes, at most {limit}")
+
+
+def copies(t: Target) -> Iterator[Outcome]:
+    """None of rows whose numbers lie side by side, in the last dimension or in the middle.
+
+    How rows lie is found by host code that is the same for GPUs.
+    """
+    if t.path.kind != "cpu":
+        return
+    copied: dict[str, str] = {}
+    ops = {t.case.name + way for way in ("", "_forward", "_backward")}
+    for call in (call for call in t.raw(_ROWS, _COLUMNS) if call.op in ops):
+        call = call.with_args(tuple(_apart(x) if isinstance(x, Tensor) else x for x in call.args))
+        with profiler_legacy.profile(record_shapes=True) as profile:
+            outputs = call()
+        shapes = (event.input_shapes[0] for event in profile.function_events or () if event.name == "aten::copy_")
+        of_rows = [shape for shape in shapes if math.prod(shape) >= _ROWS * _COLUMNS]
+        # Results that torch has contiguous are written as rows, and then copied.
+        if len(of_rows) > sum(_is_in_the_middle(y) and y.is_contiguous() for y in outputs):
+            copied[call.op] = f"{call.op} copies {of_rows[0]}"
+    yield Outcome("copies", not copied, detail="; ".join(copied.values()))
+
+
+def _is_in_the_middle(x: Tensor) -> bool:
+    return x.dim() > 2 and x.shape[1] == _COLUMNS
+
+
+def _apart(x: Tensor) -> Tensor:
+    """Rows farther apart than they are long, or in the middle of three dimensions with their numbers side by side."""
+    if _is_in_the_middle(x):
+        return transposed(x)
+    return row_slice(x) if x.dim() > 1 and x.shape[-1] == _COLUMNS else x
 
 
 def products(t: Target) -> Iterator[Outcome]:

@@ -232,6 +232,7 @@ PROMISE_CHECKS: tuple[Check, ...] = (
     kept.kernels_run,
     kept.kept,
     kept.products,
+    kept.copies,
     recomputed.recomputed,
     as_alone,
     overridden.overridden,
