@@ -15,6 +15,8 @@ from ..sharding import pointwise
 
 
 def _check_shapes(x: Tensor, y: Tensor) -> None:
+    if x.is_nested or y.is_nested:  # tensors without a shape, which torch compares
+        return
     if any(m != n and m != 1 and n != 1 for m, n in zip(reversed(x.shape), reversed(y.shape), strict=False)):
         shapes = f"{list(x.shape)} and {list(y.shape)}"
         raise RuntimeError(f"[axpby] x and y must have shapes that broadcast, got {shapes}")
