@@ -206,3 +206,19 @@ def test_a_module_of_torchs_becomes_ours(torchs: Any, ours: Any, arguments: tupl
     if hasattr(module, "reset_parameters"):
         module.reset_parameters()
     assert torch.equal(pickle.loads(pickle.dumps(module))(X), module(X))
+
+
+def test_axpby_of_sizes_that_are_data() -> None:
+    """As torch's sum, it guards on none of them."""
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def sums(x: Tensor, y: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        some = x[chosen]
+        return fastops.axpby(some, y), fastops.axpby(some, x[~chosen])
+
+    chosen = torch.tensor([True, False, True, False])
+    x, y = torch.randn(4, 3), torch.randn(1, 3)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        one, two = sums(x, y, chosen)
+    torch.testing.assert_close(one, x[chosen] + y)
+    torch.testing.assert_close(two, x[chosen] + x[~chosen])

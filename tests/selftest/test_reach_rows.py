@@ -12,6 +12,8 @@ from torch import Tensor
 
 from fastops.cases import RawCall, by_name
 from fastops.cases.inputs import MakeFromPool
+from fastops.selftest import reach
+from fastops.selftest.bands import STREAMED
 from fastops.selftest.reach import FEW, rules
 from fastops.selftest.target import Path, Target
 
@@ -79,3 +81,18 @@ def test_sums_of_repeated_rows() -> None:
         )
         first, *_ = rules(target)
         assert first.ok is right, first
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["softmax", "cross_entropy", "rms_norm", "swiglu"])
+def test_all_calls_go_past_the_caches(name: str, dtype: torch.dtype) -> None:
+    """Of whole lines, which stores past the caches ask for; each op, number of results and combination of dtypes."""
+    t = Target(by_name()[name], dtype, Path(torch.device("cpu"), "cpu", best=True), quick=False)
+    every, past = set(), set()
+    for _, bands, each in reach._each_rule(t, reach._bands(t), 0):
+        call = each.call
+        dtypes = tuple(x.dtype if isinstance(x, Tensor) else x for x in call.args if reach._has_dtype(x))
+        kind = (call.op, len(call.row_outputs), dtypes)
+        every.add(kind)
+        past |= {kind} if (STREAMED, True, True) in bands else set()
+    assert past == every

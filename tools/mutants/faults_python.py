@@ -110,7 +110,7 @@ FAULTS = (
         ("axpby",),
         "src/fastops/ops/axpby.py",
         "The fake's result is contiguous, whatever the operands' strides.",
-        "sum = torch.add(x, y)  # which torch gives the strides of an elementwise op",
+        "sum = _add(x, y)  # which torch gives the strides of an elementwise op",
         "sum = x.new_empty(torch.broadcast_shapes(x.shape, y.shape))",
     ),
     Fault(

@@ -15,6 +15,7 @@ from .inputs import Layout, Make, misaligned, row_slice, stepped, transposed
 Pair = tuple[Tensor, Tensor]
 MOST_ROTATED = 2048  # numbers of a head that has kernels of rope; of more it is the plain composition
 MOST_NORMALIZED = 256  # numbers of a head that has kernels of qk_norm_rope on CUDA; of more it is the plain composition
+LONGEST_HEADS = {"rope": MOST_ROTATED, "qk_norm_rope": MOST_NORMALIZED}
 
 
 def _rotated(
@@ -149,7 +150,7 @@ def raw(name: str) -> Callable[[Make, int, int], list[RawCall]]:
     """
 
     def calls(make: Make, rows: int, n: int) -> list[RawCall]:
-        n = min(n, MOST_ROTATED if name == "rope" else MOST_NORMALIZED)
+        n = min(n, LONGEST_HEADS[name])
         found: list[RawCall] = []
         for half, interleaved, looked_up, adjoint in (
             (False, False, False, False),

@@ -17,6 +17,7 @@ import torch
 from .. import _C
 from .._plan import DTYPES, ELEMENTWISE, NORMS, ROW_OPS, Facts
 from ..cases import Layout, misaligned, row_slice, stepped
+from ..cases.rope import LONGEST_HEADS
 
 Band = tuple[Any, ...]  # a table's name, a rule of it, a schedule; on the CPU how rows are shared out
 
@@ -38,7 +39,7 @@ LARGE = 1 << 27  # bytes of a tensor on a GPU
 def bands_of(op: str, dtype: str, card: Facts | None) -> dict[Band, list[Problem]]:
     """What the tables have for an operator; on the CPU where there is no card."""
     if card is None:
-        return _on_cpu(dtype)
+        return _on_cpu(dtype, LONGEST_HEADS.get(op, _MOST))
     if op in NORMS:
         return _collect(_norm(op, dtype, card))
     if op in ROW_OPS:
@@ -232,12 +233,12 @@ _STREAMED = 1 << 26  # bytes that go past the caches
 STREAMED = "cpu, past the caches"
 
 
-def _on_cpu(dtype: str) -> dict[Band, list[Problem]]:
+def _on_cpu(dtype: str, longest: int) -> dict[Band, list[Problem]]:
     """How rows, their segments and their sums are shared out among threads, and where the results go."""
     bands: dict[Band, list[Problem]] = {}
-    for rows, n in _ON_CPU:
+    for rows, n in dict.fromkeys((rows, min(n, longest)) for rows, n in _ON_CPU):
         if rows * n > 1.1 * _MOST:
-            break
+            continue
         found = _C.plan_cpu(dtype, rows, n, torch.get_num_threads())
         shared = (
             "cpu",

@@ -45,7 +45,8 @@ def rules(t: Target) -> Iterator[Outcome]:
     wrong: dict[str, str] = {}
     reached: set[Band] = set()
     worst, worst_at = 0.0, ""
-    for problem, its_bands, each in _each_rule(t, bands, _FEW_NUMBERS if t.quick or t.path.lower else _MANY):
+    few_numbers = _FEW_NUMBERS if t.quick or (t.path.lower and not t.first) else _MANY
+    for problem, its_bands, each in _each_rule(t, bands, few_numbers):
         reached.update(its_bands)
         what, times = f"{each.call.op}, {problem.rows} rows of {problem.n}", each.times(problem)
         many = each.many(times, problem.layout)
@@ -78,13 +79,14 @@ def _each_rule(
     """``few_numbers``: see :func:`_chosen`."""
     by_size: dict[tuple[int, int], dict[Problem, list[Band]]] = {}
     large: set[Any] = set()
-    for band, problems in reversed(bands.items()):  # on the CPU the largest first
+    # The first of what is large has every call: one whose rows are whole lines, which all stores past the caches ask.
+    for band, problems in sorted(bands.items(), key=lambda item: item[0] != (STREAMED, True, True)):
         for problem in problems:
             by_size.setdefault((min(FEW, problem.rows), problem.n), {}).setdefault(problem, []).append(band)
     for size, those in by_size.items():
         make = MakeFromPool(t.path.device, t.dtype)
         few = [_Few(call, size) for call in t.case.raw(make, *size) if call.args_of is None]
-        few.sort(key=lambda each: -len(each.call.row_outputs))  # the one call of a large problem has the most
+        few.sort(key=lambda each: -len(each.call.row_outputs))
         for problem, its_bands in those.items():
             for each in _chosen(few, t, problem, few_numbers, large):
                 yield problem, its_bands, each
@@ -124,7 +126,8 @@ def _chosen(few: list[_Few], t: Target, problem: Problem, few_numbers: int, larg
     """The calls of the problem's direction and dtypes; of more numbers one of each op, number of results, and dtypes
     that its arguments have or ask for.
 
-    On the CPU one ``large`` problem has all of these, and each other has one: they differ in how rows lie in memory.
+    On the CPU the first ``large`` problem has all of these. The others have one call of each op, of its most results:
+    they differ in how rows lie in memory and are shared out.
     """
     seen: set[Any] = set()
     is_large = t.path.kind == "cpu" and problem.rows * problem.n > _LARGE

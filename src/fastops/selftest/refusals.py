@@ -85,14 +85,17 @@ def _no_numbers(worst: Worst, form: Form, other: Form, where: str) -> None:
 
 
 def refused_alike(t: Target) -> Iterator[Outcome]:
-    """Fake tensors have the errors of real ones, in the same words, where any tensor is of another dtype or shape."""
+    """Meta tensors, by which fake ones are computed, have the errors of real ones, in the same words.
+
+    Each tensor is one after the other of every other dtype and of several other shapes.
+    """
     worst = Worst(t, "errors of fake tensors")
     if t.quick and not t.first:
         return
     for form, learns in product(few(t), (True,) if t.quick else (False, True)):
         right = dict(zip(form.names, form.args, strict=True)) | form.given
-        for name in form.names:
-            for x in _others(right[name]):
+        for name, own in right.items():
+            for x in _others(own) if isinstance(own, Tensor) else ():
                 given = right | {name: x}
                 learn = [n for n in form.names if learns and is_learnable(given[n])]
                 found, fake = (_refusal(t, given, learn, device) for device in (t.path.device, "meta"))
