@@ -90,9 +90,7 @@ def test_all_calls_go_past_the_caches(name: str, dtype: torch.dtype) -> None:
     t = Target(by_name()[name], dtype, Path(torch.device("cpu"), "cpu", best=True), quick=False)
     every, past = set(), set()
     for _, bands, each in reach._each_rule(t, reach._bands(t), 0):
-        call = each.call
-        dtypes = tuple(x.dtype if isinstance(x, Tensor) else x for x in call.args if reach._has_dtype(x))
-        kind = (call.op, len(call.row_outputs), dtypes)
+        kind = reach.kind_of(each.call)
         every.add(kind)
         past |= {kind} if (STREAMED, True, True) in bands else set()
     assert past == every

@@ -123,8 +123,7 @@ def _at_ends(problems: list[Problem], ends: Iterable[Any]) -> list[Problem]:
 
 
 def _chosen(few: list[_Few], t: Target, problem: Problem, few_numbers: int, large: set[Any]) -> Iterator[_Few]:
-    """The calls of the problem's direction and dtypes; of more numbers one of each op, number of results, and dtypes
-    that its arguments have or ask for.
+    """The calls of the problem's direction and dtypes; of more numbers one of each kind.
 
     On the CPU the first ``large`` problem has all of these. The others have one call of each op, of its most results:
     they differ in how rows lie in memory and are shared out.
@@ -137,8 +136,7 @@ def _chosen(few: list[_Few], t: Target, problem: Problem, few_numbers: int, larg
         fits = fits and problem.wide in (None, _is_wide(each.call, t.dtype))
         if not fits or problem.rows > each.call.most_rows:
             continue
-        dtypes = tuple(x.dtype if isinstance(x, Tensor) else x for x in each.call.args if _has_dtype(x))
-        kind = (op, len(each.call.row_outputs), dtypes)
+        kind = kind_of(each.call)
         if problem.rows * problem.n > few_numbers and kind in seen:
             continue
         if is_large and op in seen and kind in large:
@@ -146,6 +144,12 @@ def _chosen(few: list[_Few], t: Target, problem: Problem, few_numbers: int, larg
         seen |= {op, kind}
         large |= {kind} if is_large else set()
         yield each
+
+
+def kind_of(call: RawCall) -> tuple[Any, ...]:
+    """The op, the number of its results, and the dtypes that its arguments have or ask for."""
+    dtypes = tuple(x.dtype if isinstance(x, Tensor) else x for x in call.args if _has_dtype(x))
+    return call.op, len(call.row_outputs), dtypes
 
 
 def _has_dtype(x: Any) -> bool:
