@@ -16,7 +16,7 @@ from torch import Tensor
 
 import fastops
 from fastops._driver import probe
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 HALF = torch.bfloat16
 # Of every kind of kernel: lanes, blocks, ragged rows, narrow vectors, rings, clusters, few rows and many.

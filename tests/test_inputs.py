@@ -14,7 +14,7 @@ from torch import Tensor
 import fastops
 from fastops.cases import DTYPES, Case, Make, channels_last, misaligned, stepped
 from fastops.selftest.accuracy import evaluate, incoming_gradients, tensors_of
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 every_unary = pytest.mark.parametrize(

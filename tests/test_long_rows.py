@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastops.cases import DTYPES
 from fastops.cases.norms import ADD_LAYER_NORM, ADD_RMS_NORM, LAYER_NORM, RMS_NORM, Norm
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 ALL = (True, True, True)
 # 17 rows are two chunks of the backward.

@@ -12,7 +12,7 @@ from rules import lengths
 
 from fastops.cases import Make
 from fastops.cases import norms as formulas
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 # Some between the bounds of the rules, too.
 LENGTHS = tuple(sorted({100, 300, 1500, 2500, 12284, *lengths("norm_forward", "8 bytes", most=20000)}))

@@ -14,7 +14,7 @@ import fastops
 from fastops.cases import Make
 from fastops.cases import norms as formulas
 from fastops.selftest.accuracy import ulps
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 HALF, WIDE = torch.bfloat16, torch.float32
 SHARED = [n for n in lengths("norm_backward", "16 bytes", dtypes=("bf16",), cards="h100") if 16384 <= n <= 1 << 18]

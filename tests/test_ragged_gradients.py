@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastops.cases import DTYPES, Make
 from fastops.cases.norms import ADD_LAYER_NORM, ADD_RMS_NORM, LAYER_NORM, RMS_NORM, Norm
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 EPS = 1e-3
 ALL = (True, True, True)

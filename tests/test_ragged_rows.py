@@ -14,7 +14,7 @@ from rules import lengths
 import fastops
 from fastops.cases import DTYPES, Make
 from fastops.cases import norms as formulas
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 

@@ -10,7 +10,7 @@ import fastops
 from fastops.cases import Make
 from fastops.cases import norms as formulas
 from fastops.selftest.accuracy import ulps
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 # Twice as many rows as a card of 132 multiprocessors has at once, for others have up to 148. Of an odd number one is
 # alone.

@@ -14,7 +14,7 @@ from torch import Tensor
 import fastops
 from fastops.cases import Make
 from fastops.cases import norms as formulas
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 # From the shortest on that blocks of a cluster share.
 LONG = [n for n in lengths("norm_forward", "16 bytes", dtypes=("bf16", "f32"), most=300000) if n >= 5120]

@@ -15,7 +15,7 @@ import fastops
 from fastops.cases import DTYPES, by_name
 from fastops.cases.inputs import HALVES
 from fastops.selftest.accuracy import Evaluation, evaluate, incoming_gradients, ulps, wide_copies
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 
 @dataclass(frozen=True)

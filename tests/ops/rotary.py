@@ -14,7 +14,7 @@ import fastops
 from fastops.cases import DTYPES, Make, by_name
 from fastops.cases.inputs import HALVES
 from fastops.selftest.accuracy import Evaluation, evaluate, incoming_gradients, ulps, wide_copies
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 EPS = 1e-3
 

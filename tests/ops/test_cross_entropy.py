@@ -20,7 +20,7 @@ from fastops.cases import DTYPES, Make, by_name
 from fastops.cases.inputs import HALVES
 from fastops.ops.cross_entropy import class_dim
 from fastops.selftest.accuracy import ulps
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 BOUNDS = by_name()["cross_entropy"].bounds
 

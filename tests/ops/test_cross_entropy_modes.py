@@ -20,7 +20,7 @@ import fastops
 from fastops import nn
 from fastops.cases import Make
 from fastops.cases.inputs import HALVES
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 
 def test_weights_of_a_half_type_under_autocast() -> None:

@@ -16,7 +16,7 @@ import fastops
 from fastops.cases import Make, by_name
 from fastops.cases.inputs import HALVES
 from fastops.selftest.accuracy import evaluate, ulps
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 SWIGLU = UNITS[0]
 

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fastops
 from fastops.cases import Make, channels_last, stepped
 from fastops.selftest.accuracy import evaluate
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 SWIGLU = UNITS[0]
 

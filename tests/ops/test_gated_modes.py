@@ -17,7 +17,7 @@ from transforms import every_transform
 import fastops
 from fastops.cases import DTYPES, Make
 from fastops.selftest.accuracy import evaluate
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 F64 = torch.float64
 Functions = tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[tuple[int, ...], ...]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastops.cases import DTYPES, Make
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 raw = torch.ops.fastops
 CUTS = ((0, 64, 100, 301), (0, 1, 301), (0, 301))

@@ -17,7 +17,7 @@ import fastops
 from fastops.cases import DTYPES, Make, by_name
 from fastops.cases.inputs import HALVES
 from fastops.selftest.accuracy import ulps
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 BOUNDS = by_name()["log_prob"].bounds

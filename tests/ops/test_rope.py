@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fastops
 from fastops.cases import Make, misaligned, row_slice, stepped, transposed
 from fastops.selftest.accuracy import Evaluation, evaluate, ulps
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 F64 = torch.float64
 I32 = torch.int32

@@ -11,7 +11,7 @@ from rotary import OPS, Op, every_op
 from torch import Tensor
 
 import fastops
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 ROPE, NORM = OPS
 Way = Callable[[Tensor], Tensor]

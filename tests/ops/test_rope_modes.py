@@ -18,7 +18,7 @@ from transforms import every_transform
 import fastops
 from fastops.cases import Make
 from fastops.selftest.accuracy import evaluate, is_learnable
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 F64 = torch.float64
 ROPE, NORM = OPS

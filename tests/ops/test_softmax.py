@@ -20,7 +20,7 @@ from fastops import nn
 from fastops.cases import DTYPES, Case, Make, by_name, stepped
 from fastops.cases.inputs import HALVES
 from fastops.selftest.accuracy import evaluate, incoming_gradients, ulps, wide_copies
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 CASES = [by_name()[name] for name in ("softmax", "log_softmax")]
 every_op = pytest.mark.parametrize("case", CASES)

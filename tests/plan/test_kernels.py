@@ -13,7 +13,7 @@ from torch import Tensor
 from fastops._plan import DTYPES, Facts, card_here
 from fastops.cases import Make
 from fastops.cases import norms as formulas
-from fastops.selftest.checks import same_bits
+from fastops.selftest.bits import same_bits
 
 EPS = 1e-3
 CHECKED = 8  # rows whose values are compared: the first, the last

@@ -16,6 +16,15 @@ from .runner import LEFT_OUT, Result, Step, aten_targets, run, steps, targets
 from .target import NotThereError, devices_of, paths_of, why_no_cuda
 from .workers import MOST, processes_for, shared_steps
 
+# Threads of OpenMP that wait awake take the cores from all else. Of large tensors Linux clears fewer pages, as each is
+# larger, and none where the C library (glibc, by its own names) keeps their memory for the next.
+ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "THP_MEM_ALLOC_ENABLE": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
+}
+
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
@@ -103,8 +112,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Of the processes that share the work, which have yet to import torch. Threads of OpenMP that wait awake take the
-    # cores from all else. Of large tensors Linux clears fewer pages, as each is larger.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    # Of the processes that share the work, which have yet to import torch.
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     sys.exit(main())

@@ -16,6 +16,7 @@ one library or on one processor than on another: from 256 products on its ulps a
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -50,9 +51,10 @@ def ulps(
     out, truth = out.detach().to(truth.device).double().contiguous(), truth.double().contiguous()
     scale = truth.abs()
     if not relative:
-        finite = torch.where(scale.isfinite(), scale, 0).view(-1, among or scale.numel())
+        is_finite = scale.isfinite()
+        finite = torch.where(is_finite, scale, 0).view(-1, among or scale.numel())
         largest = finite.amax(-1, keepdim=True).clamp_min(limits.tiny)  # in units of it: its square may not be finite
-        count = scale.isfinite().view_as(finite).sum(-1, keepdim=True).clamp_min(1)
+        count = is_finite.view_as(finite).sum(-1, keepdim=True).clamp_min(1)
         root = largest * ((finite / largest).square().sum(-1, keepdim=True) / count).sqrt()
         scale = torch.maximum(scale.view_as(finite), root).view_as(scale)
     error = (out - truth).abs() / (limits.eps * scale.clamp_min(limits.tiny))
@@ -94,7 +96,12 @@ def evaluate(
 
 
 def incoming_gradients(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(Make(o.device, o.dtype, seed=1000 + k)(*o.shape) for k, o in enumerate(outputs))
+    return tuple(_drawn(o.device, o.dtype, o.shape, 1000 + k).clone() for k, o in enumerate(outputs))
+
+
+@functools.lru_cache(maxsize=2)  # of two outputs at most, whose truth wants the same
+def _drawn(device: torch.device, dtype: torch.dtype, shape: torch.Size, seed: int) -> Tensor:
+    return Make(device, dtype, seed)(*shape)
 
 
 def wide_copies(args: tuple[Any, ...], device: torch.device | str | None = "cpu") -> tuple[Any, ...]:

@@ -11,7 +11,8 @@ from .. import _C
 from ..cases import Case, Sample, by_name
 from ..overrides import enabled
 from .accuracy import evaluate
-from .checks import Check, Outcome, finite_differences, same_bits, samples_of, values
+from .bits import same_bits
+from .checks import Check, Outcome, finite_differences, samples_of, values
 from .target import Target
 
 PREFIX = "aten "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from ..cases import LAYOUTS, OVER_ONE_ROUNDING, OVER_TWO_ROUNDINGS, RawCall, Sample, expanded, transposed
 from ..cases.inputs import HALVES, windows
 from .accuracy import Evaluation, errors, evaluate, is_learnable, tensors_of, truth_of, ulps, wide_copies
+from .bits import same_bits
 from .poison import NotPoisonedError, unwritten
 from .slicing import narrow_slices
 from .target import Target
@@ -47,22 +48,9 @@ def samples_of(t: Target) -> Iterator[Sample]:
     return iter(found if all_of_them else found[::3])
 
 
-def bits(x: Tensor) -> Tensor:
-    return x.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b))
-
-
 def same_results(a: Evaluation, b: Evaluation) -> bool:
     """The bits of outputs and of gradients."""
     return all(same_bits(x, y) for x, y in zip(a.outputs + a.gradients, b.outputs + b.gradients, strict=True))
-
-
-def other_bits(found: Iterable[Tensor], expected: Iterable[Tensor]) -> Tensor:
-    """Whether any of them has other bits than expected, on their device: what asks for it waits."""
-    return torch.stack([(bits(a) != bits(b)).any() for a, b in zip(found, expected, strict=True)]).any()
 
 
 def values(t: Target) -> Iterator[Outcome]:

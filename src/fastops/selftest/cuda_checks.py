@@ -10,7 +10,8 @@ from torch import Tensor
 
 from .accuracy import evaluate, incoming_gradients, tensors_of
 from .behind import just_written
-from .checks import COLUMNS, ROWS, Check, Outcome, other_bits, same_bits, same_results
+from .bits import other_bits, same_bits
+from .checks import COLUMNS, ROWS, Check, Outcome, same_results
 from .forms import Worst, few
 from .margins import margins
 from .target import Target

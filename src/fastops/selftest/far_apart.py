@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..cases import RawCall
-from .checks import IN_MEMORY_ORDER, NOT_CHECKED, Outcome, is_statistic, same_bits
+from .bits import same_bits
+from .checks import IN_MEMORY_ORDER, NOT_CHECKED, Outcome, is_statistic
 from .driver_memory import DriverMemory
 from .target import Target
 

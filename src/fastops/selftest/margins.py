@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..cases import Case, Make, RawCall
-from .checks import NOT_CHECKED, Outcome, other_bits
+from .bits import other_bits
+from .checks import NOT_CHECKED, Outcome
 from .poison import BLOCK, NotPoisonedError, written_behind
 from .target import Target
 

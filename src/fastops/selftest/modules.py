@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .. import nn
 from .accuracy import evaluate
-from .checks import Outcome, same_bits, same_results
+from .bits import same_bits
+from .checks import Outcome, same_results
 from .forms import Form, Worst, of_calls, of_samples, results_of
 from .target import Target
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..cases.inputs import HALVES
 from .accuracy import Evaluation, evaluate, incoming_gradients, wide_copies
-from .checks import Outcome, same_bits
+from .bits import same_bits
+from .checks import Outcome
 from .forms import Form, Worst, few, mixed, various
 from .target import Target
 

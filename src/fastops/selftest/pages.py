@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ..cases import Layout, Make, RawCall, by_name, row_slice, transposed
-from .checks import IN_MEMORY_ORDER, is_statistic, same_bits
+from .bits import same_bits
+from .checks import IN_MEMORY_ORDER, is_statistic
 from .device_pages import DevicePages
 from .host_pages import HostPages
 from .margins import raw_calls, results

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
+from .bits import bits
+
 BYTE = 0x7E  # a NaN in float16, about 1e38 in bfloat16 and float32, 1e301 in float64: no result of ours
 BLOCK = 512  # bytes that the caching allocator of GPUs rounds up to
 _SMALL, _SEGMENT = 1 << 20, 1 << 21  # bytes up to which it has memory apart, and of which the driver's is multiples
@@ -182,5 +184,5 @@ def _non_empty(outputs: Iterable[Tensor]) -> list[Tensor]:
 
 def _untouched(out: Tensor) -> int:
     """The elements all of whose bytes are the prepared one."""
-    rows = out.contiguous().view(-1).view(torch.uint8).view(-1, out.element_size())
-    return int((rows == BYTE).all(1).sum())
+    prepared = int.from_bytes([BYTE] * out.element_size(), "big")
+    return int((bits(out) == prepared).sum())

@@ -16,7 +16,8 @@ from ..cases import by_name
 from ..cases.inputs import DTYPES
 from . import compiled, gradients, kept, modules, not_numbers, overridden, recomputed, refusals, rotary, transforms
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable
-from .checks import Check, Outcome, same_bits, same_results
+from .bits import same_bits
+from .checks import Check, Outcome, same_results
 from .forms import Form, Worst, few, hard, of_calls, of_pairs, result_dtype, results_of
 from .refusals import error_of
 from .slicing import in_slices, narrow_slices

@@ -23,7 +23,8 @@ from ..cases.inputs import HALVES, MakeFromPool
 from .accuracy import ulps, wide_copies
 from .bands import FEW, LARGE, STREAMED, Band, Problem, bands_of
 from .behind import just_written
-from .checks import MAIN_DTYPES, Check, Outcome, is_statistic, other_bits, same_bits
+from .bits import all_alike, other_bits, same_bits
+from .checks import MAIN_DTYPES, Check, Outcome, is_statistic
 from .noise import noise_on
 from .poison import NotPoisonedError, written_behind
 from .target import Target
@@ -33,7 +34,6 @@ _SHORT = 512
 _ALIKE, _CHAIN = 1 / 3, 256  # ulps for each of so many rows
 _FEW_NUMBERS, _MANY, _LARGE = 1 << 12, 1 << 17, 1 << 22
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def rules(t: Target) -> Iterator[Outcome]:
@@ -219,7 +219,7 @@ class _Few:
             expected = one[k]
             if k in call.row_outputs:
                 repeated = out.reshape(times, *expected.shape)
-                if not _all_alike(repeated):
+                if not all_alike(repeated):
                     raise _DiffersError("a row differs from its repetition")
                 out = repeated[0]
                 # What takes few rows alone may add up by how many there are, as torch's product does.
@@ -259,11 +259,6 @@ def _is_wide(call: RawCall, dtype: torch.dtype) -> bool:
         return False
     given = (x.dtype if isinstance(x, Tensor) else x for k, x in enumerate(call.args) if not is_statistic(call, k))
     return torch.float32 in given
-
-
-def _all_alike(repeated: Tensor) -> bool:
-    numbers = repeated.contiguous().view(_BITS[repeated.element_size()])
-    return torch.equal(numbers[1:], numbers[:-1])
 
 
 CHECKS: tuple[Check, ...] = (rules,)

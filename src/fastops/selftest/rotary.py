@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from .. import nn
-from .checks import Outcome, same_bits
+from .bits import same_bits
+from .checks import Outcome
 from .forms import Worst
 from .target import Target
 

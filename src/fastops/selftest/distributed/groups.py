@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...cases import Case
 from ..accuracy import Evaluation, errors, incoming_gradients
-from ..checks import same_bits
+from ..bits import same_bits
 from ..forms import Form, of_calls
 from ..target import Path, Target, parameters_of
 from .calls import Calls
