@@ -17,12 +17,12 @@ from .target import NotThereError, devices_of, paths_of, why_no_cuda
 from .workers import MOST, processes_for, shared_steps
 
 # Threads of OpenMP that wait awake take the cores from all else. Of large tensors Linux clears fewer pages, as each is
-# larger, and none where the C library (glibc, by its own names) keeps their memory for the next.
+# larger, and none where glibc, by its own names for that, keeps some of the memory for the next ones.
 ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "THP_MEM_ALLOC_ENABLE": "1",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 29),
 }
 
 

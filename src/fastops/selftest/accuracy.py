@@ -96,12 +96,12 @@ def evaluate(
 
 
 def incoming_gradients(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(_drawn(o.device, o.dtype, o.shape, 1000 + k).clone() for k, o in enumerate(outputs))
+    return tuple(_drawn(o.dtype, o.shape, 1000 + k).to(o.device, copy=True) for k, o in enumerate(outputs))
 
 
-@functools.lru_cache(maxsize=2)  # of two outputs at most, whose truth wants the same
-def _drawn(device: torch.device, dtype: torch.dtype, shape: torch.Size, seed: int) -> Tensor:
-    return Make(device, dtype, seed)(*shape)
+@functools.lru_cache(maxsize=2)  # two outputs' at most: their truth wants the same ones
+def _drawn(dtype: torch.dtype, shape: torch.Size, seed: int) -> Tensor:
+    return Make("cpu", dtype, seed)(*shape)
 
 
 def wide_copies(args: tuple[Any, ...], device: torch.device | str | None = "cpu") -> tuple[Any, ...]:
