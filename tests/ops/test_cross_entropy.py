@@ -225,6 +225,15 @@ def test_all_ignored(dtype: torch.dtype, options: dict[str, Any], device: torch.
         assert not torch.autograd.grad(gradient.sum(), leaf)[0].any()
 
 
+def test_a_mean_over_no_rows_has_derivatives_of_zero(device: torch.device) -> None:
+    x, target, _ = made(torch.float32, device, 5, 7, ignored=1, options={})
+    mean, tangent = torch.func.jvp(lambda x: fastops.cross_entropy(x, target), (x,), (torch.ones_like(x),))
+    assert mean.isnan()
+    assert tangent == 0
+    hessian = torch.func.hessian(lambda x: fastops.cross_entropy(x, target))(x)
+    assert not hessian.any()
+
+
 @every_dtype
 @pytest.mark.parametrize("shape", [(0, 5), (0, 5, 3), (4, 5, 0), (0, 0)], ids=str)
 def test_no_rows(dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> None:

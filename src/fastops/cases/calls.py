@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .case import Call, Calls
-from .inputs import HALVES, Make
+from .inputs import HALVES, Make, transposed
 from .losses import IGNORED
 from .norms import halves
 
@@ -29,8 +29,9 @@ def gated(first: str, second: str, *own: Options) -> Calls:
         scale = make(2, 3, dtype=make.parameter_dtype)
         tensors = {first: make(2, 3, 8, scale=2.0), second: make(2, 3, 8), "row_scale": scale}
         turns = {second: None, "interleaved": True}
-        return _each(
-            tensors,
+        # Whose squares overflow in float32.
+        far = (tensors | {first: _far(tensors[first], 1e20)} | given for given in own if "approximate" in given)
+        options: tuple[Options, ...] = (
             {"limit": 1.25, "offset": 0.5},
             {"limit": 0.75, "row_scale": None},
             {"offset": -1.5, "row_scale": None},
@@ -40,8 +41,13 @@ def gated(first: str, second: str, *own: Options) -> Calls:
             {second: None, "dim": 0, "row_scale": None},
             *own,
         )
+        return chain(_each(tensors, *options), (Call(given, needs={first: second}, unlike_torch=True) for given in far))
 
     return calls
+
+
+def _far(x: torch.Tensor, scale: float) -> torch.Tensor:
+    return x * (100.0 if x.dtype == torch.float16 else scale)
 
 
 def axpby(make: Make) -> Iterator[Call]:
@@ -85,7 +91,7 @@ def linear(make: Make) -> Iterator[Call]:
     tensors = {"input": make(2, 3, 4), "weight": make(5, 4, scale=0.5), "bias": make(5)}
     wide = tensors["bias"].to(make.parameter_dtype)
     # Whose third powers overflow in float32.
-    far = tensors["input"] * (100.0 if make.dtype == torch.float16 else 1e15)
+    far = _far(tensors["input"], 1e15)
     return _each(
         tensors,
         {"activation": "gelu"},
@@ -118,8 +124,8 @@ def losses(linear: bool, likelihood: bool) -> Calls:
         tensors: Options = {"input": make(*shape, scale=1.0 if linear else 2.0), "target": target}
         if linear:
             tensors |= {"linear_weight": make(5, 4, scale=0.5), "linear_bias": make(5)}
-        ignored = {"ignore_index": 0, "target": torch.where(target < 0, 0, target)}
-        bytes_ = {"target": target.clamp(0).to(torch.uint8)}
+        ignored: Options = {"ignore_index": 0, "target": torch.where(target < 0, 0, target)}
+        bytes_ = {"target": transposed(target.clamp(0).to(torch.uint8))}
         # Of many classes one has, as a byte, the bits of what is ignored.
         other = Make(make.device, make.dtype, 1)
         of_many: Options = {"target": torch.tensor([256 + IGNORED, 3], dtype=torch.uint8, device=make.device)}
@@ -131,15 +137,19 @@ def losses(linear: bool, likelihood: bool) -> Calls:
             return _each(tensors, *_ENTROPY, ignored, bytes_, of_many, *(_SAVES if linear else ()))
         of_many["weight"] = None
         tensors["weight"] = make(5).abs().add(0.1)
-        wide, widest = {"dtype": make.parameter_dtype}, {"dtype": torch.float64}
+        wide, widest, narrow = {"dtype": make.parameter_dtype}, {"dtype": torch.float64}, {"dtype": torch.bfloat16}
+        none_kept = {"target": torch.full_like(target, IGNORED)}
         of_single = {"weight": tensors["weight"].float()}
         smooth = {"label_smoothing": 1, "weight": None}
         if linear:
             several = {"target": target.unflatten(1, (3, 1)), "linear_weight": make(5, 1, 4), "linear_bias": make(5, 1)}
             likely = {"target": make(2, 3, 5).softmax(2), "softcap": 2.0, "scale": 1.5, "label_smoothing": 0.1}
-            rest = ignored, bytes_, of_many, smooth, wide, widest, of_single, {"ignore_index": None}
+            rest = ignored, bytes_, of_many, none_kept, smooth, wide, widest, narrow, of_single, {"ignore_index": None}
             of_op = _each(tensors, *_OF_LOSS, *_SAVES, *rest)
-            of_others = (Call(tensors | given, public=True) for given in (likely, several, several | {"softcap": 2.0}))
+            of_one = {"input": make(4), "target": make(5).softmax(0)}
+            of_each = several | {"ignore_index": 0, "target": ignored["target"].unflatten(1, (3, 1))}
+            others = likely, several, several | {"softcap": 2.0}, of_each, of_one
+            of_others = (Call(tensors | given, public=True) for given in others)
             return chain(of_op, of_others)
         # Near the least loss of a smoothed target, where its gradient is the difference of nearly equal numbers:
         # float32, which the half types are computed in, has digits for theirs alone.
@@ -148,16 +158,20 @@ def losses(linear: bool, likelihood: bool) -> Calls:
         near = {"label_smoothing": 0.1, "weight": None, "input": sure}
         # Of the mean by the number of rows.
         likely = {"target": make(2, 5, 3).softmax(1), "label_smoothing": 0.1}
-        options = (
+        of_one = {"input": make(5), "target": make(5).softmax(0)}
+        options: tuple[Options, ...] = (
             ignored,
             bytes_,
             of_many,
+            none_kept,
             smooth,
             near,
+            of_one,
             likely,
             likely | _OF_LOSS[0] | {"return_lse": True},
             wide,
             widest,
+            narrow,
             of_single,
         )
         return _each(tensors, _OF_LOSS[0] | {"return_lse": True}, *_OF_LOSS[1:], *options)
@@ -178,6 +192,7 @@ def rope(norm: bool) -> Calls:
         q, k = heads(3), heads(2)
         tensors = {"q": q, "k": k, **weights, "cos": full[0], "sin": full[1], "positions": positions}
         narrow = {"cos": half[0], "sin": half[1]}
+        odd = {"cos": half[0, :, :3], "sin": half[1, :, :3]}
         by_token = {"q": q.movedim(-2, -3).contiguous(), "k": k.movedim(-2, -3).contiguous(), "seq_dim": -3}
         yield from _each(
             tensors,
@@ -188,10 +203,13 @@ def rope(norm: bool) -> Calls:
             by_token,
             by_token | {"seq_dim": 1},
             {"seq_dim": 2},
+            {"q": q.movedim(-2, 0).contiguous(), "k": k.movedim(-2, 0).contiguous(), "seq_dim": 0},
+            {"positions": positions[0]},
             {"cos": full[0].to(other), "sin": full[1].to(other)},
             *([{"weight_offset": 1.0}] if norm else []),
             **({"k_weight": "k"} if norm else {}),
         )
+        yield Call(tensors | odd, {"rotary_dim": 6}, {"k_weight": "k"} if norm else {})
         if norm:
             eps = torch.finfo(torch.float64 if make.dtype == torch.float64 else torch.float32).eps
             small = {name: x * (eps**0.5 / 2) for name, x in (("q", q), ("k", k))}

@@ -34,6 +34,7 @@ class Call:
     arguments: dict[str, Any]
     plain: dict[str, Any] = field(default_factory=dict)
     needs: dict[str, str] = field(default_factory=dict)  # a tensor that is only there with another
+    unlike_torch: bool = False  # as Sample's
     public: bool = False  # the public function has it from others, and the op's composition takes no such arguments
 
 

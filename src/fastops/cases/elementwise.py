@@ -92,6 +92,7 @@ def axpby_samples() -> tuple[Sample, ...]:
         sample("scalar_y", (5, 7), ()),
         sample("scalar_x", (), (5, 7)),
         sample("row", (37, 129), (129,)),
+        sample("one_row", (37, 129), (1, 129)),
         sample("column", (37, 129), (37, 1)),
         sample("outer", (37, 1), (1, 129)),
         sample("many_rows", (4099, 8), (8,), large=True),

@@ -18,6 +18,7 @@ from .inputs import (
     block,
     channels_last,
     misaligned,
+    reversed_memory,
     row_slice,
     stepped,
     transposed,
@@ -109,6 +110,7 @@ def samples() -> Iterator[Sample]:
     yield two("channels_last", 2, 5, 3, 7, layout=channels_last, other=channels_last)
     yield two("large_block", 65, 67, 70, layout=block, other=block, large=True)
     yield two("dims17", *[2] * 17, large=True)
+    yield two("dims17_up", *[2] * 17, other=reversed_memory, large=True)
     yield two("large_misaligned", 33, 257, layout=misaligned)  # on CUDA: a vector at any alignment
     yield two("large_rows", 67, 131, layout=row_slice)
     yield from packed()

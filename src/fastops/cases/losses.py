@@ -48,8 +48,9 @@ def cross_entropy(
     A target of probabilities has no such rows, and the mean is over their number.
     """
     if target.is_floating_point():
-        q = target.movedim(1, -1) * (1 - label_smoothing) + label_smoothing / target.shape[1]
-        log_p, lse, *_ = _log_p(input.movedim(1, -1), torch.zeros_like(target[:, 0]), scale=scale, softcap=softcap)
+        dim = min(1, target.dim() - 1)
+        q = target.movedim(dim, -1) * (1 - label_smoothing) + label_smoothing / target.shape[dim]
+        log_p, lse, *_ = _log_p(input.movedim(dim, -1), torch.zeros_like(q[..., 0]), scale=scale, softcap=softcap)
         loss = -(q * log_p if weight is None else q * log_p * weight).sum(-1) + z_loss * lse**2
         if reduction != "none":
             loss = loss.sum() if reduction == "sum" else loss.mean()
@@ -62,7 +63,10 @@ def cross_entropy(
         loss = loss - label_smoothing / log_p.shape[-1] * (w * log_p).sum(-1)
     loss = torch.where(kept, loss, 0)
     if reduction != "none":
-        loss = loss.sum() if reduction == "sum" else loss.sum() / torch.where(kept, w_y, 0).sum()
+        total = torch.where(kept, w_y, 0).sum()
+        # NaN of no rows does not depend on any logit.
+        mean = torch.where(kept.any(), loss.sum() / torch.where(kept.any(), total, 1), torch.nan)
+        loss = loss.sum() if reduction == "sum" else mean
     return (loss, torch.where(kept, lse, 0)) if return_lse else loss
 
 

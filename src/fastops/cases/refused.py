@@ -18,5 +18,5 @@ REFUSED: dict[str, tuple[type[Exception], tuple[Any, ...]]] = {
     "reduction": (ValueError, ("median",)),
     "rotary_dim": (RuntimeError, (3, 64)),
     "save": (ValueError, ("lse",)),
-    "softcap": (RuntimeError, (0.0, -3.0)),
+    "softcap": (RuntimeError, (0.0, -3.0, torch.inf, torch.nan)),
 }

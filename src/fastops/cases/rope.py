@@ -31,6 +31,7 @@ def _rotated(
     if x is None:
         return None
     if positions is not None:
+        positions = torch.where(positions < 0, len(cos), positions)  # no row, where indexing counts from the end
         cos, sin = cos[positions], sin[positions]
     n = rotary_dim or cos.shape[-1]
     half = n // 2
@@ -39,9 +40,11 @@ def _rotated(
         return (t[..., 0:n:2], t[..., 1:n:2]) if interleaved else (t[..., :half], t[..., half:n])
 
     x = x.movedim(seq_dim, -2)
+    if x.dim() > 2:
+        cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
     (a, b), (c, d), (s, t) = (
         pairs(x),
-        *((table, table) if table.shape[-1] < n else pairs(table) for table in (cos.unsqueeze(-3), sin.unsqueeze(-3))),
+        *((table, table) if table.shape[-1] < n else pairs(table) for table in (cos, sin)),
     )
     first, second = a * c - b * s, b * d + a * t
     turned = torch.stack((first, second), -1).flatten(-2) if interleaved else torch.cat((first, second), -1)
@@ -95,7 +98,7 @@ def samples(weights: bool) -> Iterator[Sample]:
 
     def sample(
         name: str,
-        heads: tuple[int, int],
+        heads: tuple[int | None, int | None],
         seq: int,
         dim: int,
         rotary: int | None = None,
@@ -109,7 +112,9 @@ def samples(weights: bool) -> Iterator[Sample]:
         rotary = rotary or dim
 
         def build(make: Make) -> tuple[Any, ...]:
-            def tensor(count: int) -> Tensor:
+            def tensor(count: int | None) -> Tensor:
+                if count is None:  # no dimension of heads
+                    return make(seq, dim, layout=layout)
                 if by_token:  # [*batch, seq, heads, dim] in memory
                     return make(*batch, seq, count, dim, layout=layout).transpose(-2, -3)
                 return make(*batch, count, seq, dim, layout=layout)
@@ -120,10 +125,11 @@ def samples(weights: bool) -> Iterator[Sample]:
             tables = (angles.cos().to(dtype), angles.sin().to(dtype))
             return tensor(heads[0]), tensor(heads[1]), *affine, *tables, *((1e-3,) if weights else ())
 
-        return Sample(name, build, unlike_torch=rotary != dim, **flags)
+        return Sample(name, build, unlike_torch=rotary != dim or None in heads, **flags)
 
     yield sample("small", (2, 1), 3, 4, batch=(1,), small=True)
     yield sample("small_partial", (1, 1), 2, 6, rotary=4, batch=(), small=True)
+    yield sample("small_without_heads", (None, None), 3, 4, batch=(), small=True)
     for dim in (2, 8, 64, 80, 96, 128, 256):
         yield sample(f"dim{dim}", (6, 2), 7, dim)
         yield sample(f"dim{dim}_wide", (6, 2), 7, dim, wide=True)
@@ -138,6 +144,8 @@ def samples(weights: bool) -> Iterator[Sample]:
     yield sample("two_batches", (4, 2), 5, 32, batch=(2, 3), table_batch=(3,))
     yield sample("no_batch", (4, 2), 5, 32, batch=())
     yield sample("no_tokens", (4, 2), 0, 32)
+    yield sample("no_heads_of_q", (0, 2), 5, 32)
+    yield sample("no_heads_of_k", (4, 0), 5, 32)
     yield sample("many_tokens", (2, 1), 4099, 32, batch=(1,), large=True)
     for layout in (transposed, stepped, row_slice, misaligned):
         yield sample(layout.__name__, (3, 2), 17, 64, layout=layout)

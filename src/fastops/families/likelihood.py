@@ -147,7 +147,10 @@ def reduced(
     loss, lse = torch.where(kept, loss, 0), torch.where(kept, lse, 0)
     total = row_weight.sum() if reduction == MEAN else lse.new_empty(0)
     if reduction != NONE:
-        loss = loss.sum() / total if reduction == MEAN else loss.sum()
+        loss = loss.sum()
+    if reduction == MEAN:  # NaN of no rows is a constant: 0 / 0 would have derivatives that are NaN
+        some = kept.any()
+        loss = torch.where(some, loss / torch.where(some, total, 1), torch.nan)
     return loss.to(dtype).contiguous(), lse.contiguous(), total
 
 

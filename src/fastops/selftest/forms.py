@@ -28,6 +28,7 @@ class Form:
     args: tuple[Tensor, ...]
     given: dict[str, Any]
     of_plain: dict[str, Any]
+    unlike_torch: bool = False
 
     def ours(self, *args: Any) -> tuple[Tensor, ...]:
         return results_of(self.case.function(**dict(zip(self.names, args, strict=True)), **self.given))
@@ -130,9 +131,9 @@ def _options(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: "a tensor" if isinstance(value, Tensor) else value for name, value in arguments.items()}
 
 
-def few(t: Target, quick: int = 1) -> Iterator[Form]:
+def few(t: Target, quick: int = 1, calls: int = 1) -> Iterator[Form]:
     """A call with every optional tensor, and the smallest inputs; in a quick run of both the first ones alone."""
-    found = chain(islice(_table(t), 1), of_samples(t, t.case.small_samples))
+    found = chain(islice(_table(t), calls), of_samples(t, t.case.small_samples))
     yield from islice(found, quick if t.quick else None)
 
 
@@ -153,7 +154,8 @@ def various(t: Target) -> Iterator[Form]:
 def _table(t: Target) -> Iterator[Form]:
     """The first with every optional tensor."""
     for k, call in enumerate(_calls(t)):
-        yield form(t.case, f"call {k}" if k else "every tensor", call.arguments, call.plain)
+        found = form(t.case, f"call {k}" if k else "every tensor", call.arguments, call.plain)
+        yield replace(found, unlike_torch=call.unlike_torch)
 
 
 def mixed(t: Target) -> Iterator[Form]:

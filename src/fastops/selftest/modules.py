@@ -97,6 +97,9 @@ def modules(t: Target) -> Iterator[Outcome]:
             _between_layers(t, worst, form)
     if t.case.name == "lltm":
         _without_state(worst, forms[0])
+    if as_:
+        _options_of_torch(worst, as_.module)
+        _marks(worst, as_.module)
     if as_ or t.case.name in GATES:
         yield worst.outcome()
 
@@ -136,11 +139,35 @@ def _begun(as_: As, arguments: Arguments) -> tuple[torch.nn.Module, torch.nn.Mod
     options = {k: v for k, v in options.items() if k in taken}
     module = _seeded(as_.module, options)
     _of_dtype_and_device(as_.module, options)
-    if not {key for k, key in as_.state.items() if arguments.get(k) is not None} <= {*module.state_dict()}:
+    missing = {key for k, key in as_.state.items() if arguments.get(k) is not None} - {*module.state_dict()}
+    if missing == {"bias"} and not options.get("elementwise_affine", True):  # of a norm without a weight
         return None
-    base = next(cls for cls in as_.module.__mro__ if cls.__module__.startswith("torch.nn"))
+    if missing:
+        raise RuntimeError(f"{as_.module.__name__} has no {', '.join(missing)} in its state_dict")
+    base = _base(as_.module)
     known = {k: v for k, v in options.items() if k in _constructor(base)}
     return module, None if base is torch.nn.Module else _seeded(base, known)
+
+
+def _base(module: Module) -> Module:
+    return next(cls for cls in module.__mro__ if cls.__module__.startswith("torch.nn"))
+
+
+def _options_of_torch(worst: Worst, module: Module) -> None:
+    """What torch deprecates, and gives another option by, does so."""
+    for options in ({"size_average": False}, {"reduce": False}) if "reduce" in _constructor(module) else ():
+        found, expected = (of(**options).reduction for of in (module, _base(module)))
+        worst.expect(found == expected, f"reduction must be {expected}", str(options))
+
+
+def _marks(worst: Worst, module: Module) -> None:
+    """Parameters say that they are sequence parallel where it is asked for, also those made of the meta device's."""
+    for asked in (False, True) if "sequence_parallel" in _constructor(module) else ():
+        norm: Any = module(7, device="meta", sequence_parallel=asked)
+        for _ in range(2):
+            marks = {getattr(p, "sequence_parallel", False) for p in norm.parameters()}
+            worst.expect(marks == {asked}, "other marks on the parameters", f"sequence_parallel={asked}")
+            norm.to_empty(device="cpu").reset_parameters()
 
 
 def _of_dtype_and_device(module: Module, options: Arguments) -> None:
@@ -181,6 +208,12 @@ def _between_layers(t: Target, worst: Worst, form: Form) -> None:
     activation = t.case.name + ("_tanh" if options.get("approximate") == "tanh" else "")
     of_layers = {"hidden": 7, "intermediate": 10, "bias": True, "device": t.path.device, "dtype": t.dtype}
     mlp = _seeded(nn.GatedMLP, of_layers | {"activation": activation} | own)
+    _of_dtype_and_device(nn.GatedMLP, {"hidden": 7, "intermediate": 10, "bias": True})
+    state = [f"{layer}_proj.{x}" for layer in ("gate", "up", "down") for x in ("weight", "bias")]
+    for bias in (False, True):
+        keys = sorted(nn.GatedMLP(7, 10, bias=bias).state_dict())
+        expected = sorted(key for key in state if bias or not key.endswith("bias"))
+        worst.expect(keys == expected, f"the state_dict must have {expected}", f"bias={bias}")
     x = t.make()(3, 7)
     gated = t.case.function(**{first: mlp.gate_proj(x), second: mlp.up_proj(x)}, **options)
     worst.expect(same_bits(mlp(x), mlp.down_proj(gated)), "GatedMLP has other bits than its parts", form.text)

@@ -91,12 +91,19 @@ def autocast(t: Target) -> Iterator[Outcome]:
             dtype = form.given.get("dtype") or results or result_dtype(t.case, t.dtype)
             worst.expect(found.outputs[0].dtype == dtype, f"result must be {dtype}", where)
             if "dtype" in parameters_of(t.case):
-                asked = replace(form, given=form.given | {"dtype": low})
-                with torch.autocast(device, low):
-                    dtype = asked.ours(*form.args)[0].dtype
-                worst.expect(dtype == low, f"result must be {low}, as dtype says", where)
+                for wanted in (low, torch.float64):
+                    asked = replace(form, given=form.given | {"dtype": wanted})
+                    with torch.autocast(device, low):
+                        found = evaluate(asked.ours, form.args)
+                    dtype = found.outputs[0].dtype
+                    worst.expect(dtype == wanted, f"result must be {wanted}, as dtype says", where)
+                    if wanted == torch.float64:  # in which all is computed
+                        truth = asked.truth(incoming_gradients(found.outputs))
+                        worst.compare(asked, found, truth, f"{where} with dtype={wanted}")
     if t.case.autocast[0] == "low" and t.dtype != torch.float64:
         _with_one_cast(worst, next(iter(few(t))), device)
+    if t.dtype != torch.float64:
+        _with_fixed_cast(worst, next(iter(few(t))), device)
     yield worst.outcome()
 
 
@@ -111,6 +118,19 @@ def _with_one_cast(worst: Worst, form: Form, device: str) -> None:
         where = f"{form.text}, {'all but ' if others else ''}{form.names[k]} of {low}"
         worst.compare(cast, found, cast.truth(incoming_gradients(found.outputs)), where, low)
         worst.expect([x.dtype for x in found.outputs] == dtypes, f"results must be {dtypes}", where)
+
+
+def _with_fixed_cast(worst: Worst, form: Form, device: str) -> None:
+    """What does not learn may have autocast's dtype, whatever the others have."""
+    fixed = {name: x for name in form.case.fixed if isinstance(x := form.given.get(name), Tensor)}
+    for low in LOW if fixed else ():
+        cast = replace(form, given=form.given | {name: x.to(low) for name, x in fixed.items()})
+        with torch.autocast(device, low):
+            found = evaluate(cast.ours, cast.args)
+        if form.case.autocast[0] == "low":
+            cast = cast.with_args(x.to(low) if is_learnable(x) else x for x in cast.args)
+        where = f"{form.text}, {', '.join(fixed)} of {low}"
+        worst.compare(cast, found, cast.truth(incoming_gradients(found.outputs)), where, cast.args[0].dtype)
 
 
 def other_dtypes(t: Target) -> Iterator[Outcome]:
@@ -160,7 +180,7 @@ def _of_integers(worst: Worst) -> None:
 
 def _with_numbers(worst: Worst, form: Form) -> None:
     """A number, a tensor of no dimensions, does not widen what has some, as in torch's arithmetic."""
-    for k, dtype in product(form.learnable[1:], DTYPES):
+    for k, dtype in product(form.learnable[1:], (*DTYPES, torch.complex64)):
         args = (*form.args[:k], form.args[k].mean().to(dtype), *form.args[k + 1 :])
         if not error_of(lambda: form.ours(*args)):  # noqa: B023
             found, expected = form.ours(*args)[0].dtype, torch.result_type(form.args[0], args[k])

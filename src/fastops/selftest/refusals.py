@@ -33,6 +33,8 @@ def invalid_arguments(t: Target) -> Iterator[Outcome]:
         refused(name, object(), OF_ANOTHER_TYPE.get(name, TypeError), "of another type")
         for value in values:
             refused(name, value, kind, f"of {value}")
+        if name == "softcap" and t.dtype != torch.float64:  # 0 in float32
+            refused(name, 1e-60, kind, "of 1e-60")
         if "float" in str(parameter.annotation):
             refused(name, torch.tensor(1.0), TypeError, "as a tensor")
         if name in t.case.fixed:
@@ -55,7 +57,7 @@ def wrong_indices(t: Target) -> Iterator[Outcome]:
     whole = [k for k, x in enumerate(form.args) if x.dtype in (torch.int32, torch.int64)]
     of_dtypes = [(k, form.args[k].to(dtype)) for k, dtype in product(whole, (torch.int64, torch.int32))]
     accepted = [(k, x) for k, x in of_dtypes if not error_of(lambda: form.ours(*form.args[:k], x, *form.args[k + 1 :]))]  # noqa: B023
-    for (k, right), index in product(accepted, (-7, *sorted(sizes), 1 << 30)):
+    for (k, right), index in product(accepted, (-7, -1, *sorted(sizes), 1 << 30)):
         x = right.clone()
         x.view(-1)[x.numel() // 2] = index
         other = form.with_args((*form.args[:k], x, *form.args[k + 1 :]))
@@ -67,6 +69,7 @@ def wrong_indices(t: Target) -> Iterator[Outcome]:
             kind = IndexError if form.names[k] == "target" else RuntimeError
             named = str(error).startswith(f"[{t.case.name}] ") and form.names[k] in str(error)
             worst.expect(isinstance(error, kind) and named, f"expected {kind.__name__}", f"{where}: {error!r}")
+            worst.expect(error_of(other.by_reference) is not None, "results of the composition", where)
         else:
             _no_numbers(worst, form, other, where)
     yield worst.outcome()

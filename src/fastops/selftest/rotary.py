@@ -35,8 +35,18 @@ def rotary_tables(t: Target) -> Iterator[Outcome]:
             near = torch.allclose(table.cpu().double(), right, rtol=1e-7, atol=1e-9)
             where = f"{options} up to position {max(positions)}"
             worst.expect(near and table.dtype == torch.float32, "not the formula's, rounded to float32", where)
-        by_config = nn.RotaryEmbedding.from_config(_config(**options), interleaved=interleaved)
-        _same_tables(worst, by_config(torch.tensor(positions, device=t.path.device)), tables, f"{options} of a config")
+        for text, config, layer in _configs(**options):
+            by_config = nn.RotaryEmbedding.from_config(config, layer_type=layer, interleaved=interleaved)
+            found = by_config(torch.tensor(positions, device=t.path.device))
+            _same_tables(worst, found, tables, f"{options} of {text}")
+        batch = torch.tensor([positions, positions[::-1]], device=t.path.device)
+        each = (torch.stack((table, table.flip(0))) for table in tables)
+        _same_tables(worst, module(batch), tuple(each), f"{options} of a batch")
+    yarn = _LONGER | {"scaling": "yarn"}
+    for name in ("mscale", "mscale_all_dim"):
+        module, alone = nn.RotaryEmbedding(**yarn), nn.RotaryEmbedding.from_config(_config(**yarn | {name: 0.7}))
+        few = torch.arange(5, device=t.path.device)
+        _same_tables(worst, alone(few), module(few), f"a config with {name} alone")
     for options, dtype in product(_ROTARY, _INTEGERS):
         # Of a length that a byte does not hold.
         longer = options | ({"original_max_positions": 300} if "original_max_positions" in options else {})
@@ -55,9 +65,22 @@ def _config(dim: int, base: float = 1e4, scaling: str = "default", **settings: A
     """As transformers has it, of a model whose heads are half rotated."""
     longest = settings.pop("original_max_positions", 2048)
     scaled = {"rope_type": scaling, "rope_theta": base, "partial_rotary_factor": 0.5, **settings}
-    if scaling in ("yarn", "llama3"):
-        scaled["original_max_position_embeddings"] = longest
+    if scaling in ("dynamic", "yarn", "llama3"):  # of the first it is not what counts
+        scaled["original_max_position_embeddings"] = longest // (2 if scaling == "dynamic" else 1)
     return SimpleNamespace(head_dim=2 * dim, max_position_embeddings=longest, rope_parameters=scaled)
+
+
+def _configs(**options: Any) -> Iterator[tuple[str, SimpleNamespace, str | None]]:
+    """And for which type of layers: as transformers 5 has them, with settings for each type, and as 4 has them."""
+    config = _config(**options)
+    yield "a config", config, None
+    settings = {**config.rope_parameters}
+    by_layer = {"first": {**settings, "rope_theta": 77.0}, "second": settings}
+    yield "layers", SimpleNamespace(**{**vars(config), "rope_parameters": by_layer}), "second"
+    older = {"rope_theta": settings.pop("rope_theta"), "rope_scaling": settings}
+    older["partial_rotary_factor"] = settings.pop("partial_rotary_factor")
+    rest = {name: value for name, value in vars(config).items() if name != "rope_parameters"}
+    yield "an older config", SimpleNamespace(**rest, **older), None
 
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
@@ -73,6 +96,8 @@ _ROTARY: tuple[dict[str, Any], ...] = (
     _LONGER | {"scaling": "yarn", "mscale": 0.7, "mscale_all_dim": 0.3, "beta_fast": 4.0, "truncate": False},
     _LONGER | {"scaling": "yarn", "attention_factor": 1.5},
     _LONGER | {"scaling": "yarn", "beta_slow": 2.5},
+    # Whose ramp ends behind the last angle.
+    _LONGER | {"scaling": "yarn", "base": 500.0, "original_max_positions": 1 << 20},
     _LONGER | {"scaling": "llama3", "original_max_positions": 8192},
     _LONGER | {"scaling": "llama3", "low_freq_factor": 0.5, "high_freq_factor": 2.0},
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,6 +37,9 @@ def vmap(t: Target) -> Iterator[Outcome]:
                 dims = tuple(d if n == k else None for n in range(len(form.args)))
                 found = func.vmap(form.ours, dims)(*_with(form.args, k, batches[k].movedim(0, d)))
                 worst.outputs(form, found, truth, f"{form.text}, {name} along {d}")
+        for name in t.case.fixed:
+            if isinstance(form.given.get(name), Tensor):
+                _of_fixed(worst, form, name)
         grads = [_batch(g) for g in incoming_gradients(form.ours(*form.args))]
         elements = [form.truth([g[n] for g in grads], [x[n] for x in batches]) for n in range(BATCH)]
         every = Evaluation(_stacked(e.outputs for e in elements), _stacked(e.gradients for e in elements))
@@ -45,6 +49,20 @@ def vmap(t: Target) -> Iterator[Outcome]:
     if t.first:
         _of_one_alone(worst, next(iter(few(t))))
     yield worst.outcome()
+
+
+def _of_fixed(worst: Worst, form: Form, name: str) -> None:
+    """Of a batch of what does not learn."""
+
+    def given(x: Tensor) -> Form:
+        return replace(form, given=form.given | {name: x})
+
+    own = form.given[name]
+    batch = torch.stack([own * (1 + k / 4) for k in range(BATCH)])
+    truth = _stacked(given(x).plain(*wide_copies(form.args)) for x in batch)
+    for d in range(own.dim() + 1):
+        found = func.vmap(lambda x: given(x).ours(*form.args), d)(batch.movedim(0, d))
+        worst.outputs(form, found, truth, f"{form.text}, {name} along {d}")
 
 
 def _of_one_alone(worst: Worst, form: Form) -> None:
@@ -171,7 +189,7 @@ def traced(t: Target) -> Iterator[Outcome]:
         yield Outcome("torch.jit.trace", True, detail=f"{NOT_CHECKED} {error}")
         return
     worst = Worst(t, "torch.jit.trace", room=_OF_TORCHS_OPS)
-    for form in various(t):
+    for form in (form for form in various(t) if not form.unlike_torch):
         graph = torch.jit.trace(lambda *args: form.ours(*args), form.args, check_trace=False)  # noqa: B023
         other = form.with_args(x * 0.75 if is_learnable(x) else x for x in form.args)
         found = evaluate(graph, other.args)
