@@ -20,3 +20,4 @@ REFUSED: dict[str, tuple[type[Exception], tuple[Any, ...]]] = {
     "save": (ValueError, ("lse",)),
     "softcap": (RuntimeError, (0.0, -3.0, torch.inf, torch.nan)),
 }
+UNDERFLOWING: dict[str, tuple[float, ...]] = {"softcap": (1e-60,)}  # 0 in float32, which all but float64 is computed in

@@ -93,6 +93,7 @@ def modules(t: Target) -> Iterator[Outcome]:
         for form in forms:
             _as_operator(worst, form, as_)
     if t.case.name in GATES:
+        _layers_of_mlp(worst)
         for form in forms:
             _between_layers(t, worst, form)
     if t.case.name == "lltm":
@@ -198,6 +199,16 @@ def _without_state(worst: Worst, form: Form) -> None:
     worst.expect(all(map(same_bits, cell(x), cell(x, (zeros, zeros)))), "other bits without a state", form.text)
 
 
+def _layers_of_mlp(worst: Worst) -> None:
+    """GatedMLP's are all of what its constructor is asked for."""
+    _of_dtype_and_device(nn.GatedMLP, {"hidden": 7, "intermediate": 10, "bias": True})
+    state = [f"{layer}_proj.{x}" for layer in ("gate", "up", "down") for x in ("weight", "bias")]
+    for bias in (False, True):
+        keys = sorted(nn.GatedMLP(7, 10, bias=bias).state_dict())
+        expected = sorted(key for key in state if bias or not key.endswith("bias"))
+        worst.expect(keys == expected, f"the state_dict must have {expected}", f"bias={bias}")
+
+
 def _between_layers(t: Target, worst: Worst, form: Form) -> None:
     """GatedMLP of the options of a call, from numbers of two tensors."""
     first, second = GATES[t.case.name]
@@ -208,12 +219,6 @@ def _between_layers(t: Target, worst: Worst, form: Form) -> None:
     activation = t.case.name + ("_tanh" if options.get("approximate") == "tanh" else "")
     of_layers = {"hidden": 7, "intermediate": 10, "bias": True, "device": t.path.device, "dtype": t.dtype}
     mlp = _seeded(nn.GatedMLP, of_layers | {"activation": activation} | own)
-    _of_dtype_and_device(nn.GatedMLP, {"hidden": 7, "intermediate": 10, "bias": True})
-    state = [f"{layer}_proj.{x}" for layer in ("gate", "up", "down") for x in ("weight", "bias")]
-    for bias in (False, True):
-        keys = sorted(nn.GatedMLP(7, 10, bias=bias).state_dict())
-        expected = sorted(key for key in state if bias or not key.endswith("bias"))
-        worst.expect(keys == expected, f"the state_dict must have {expected}", f"bias={bias}")
     x = t.make()(3, 7)
     gated = t.case.function(**{first: mlp.gate_proj(x), second: mlp.up_proj(x)}, **options)
     worst.expect(same_bits(mlp(x), mlp.down_proj(gated)), "GatedMLP has other bits than its parts", form.text)

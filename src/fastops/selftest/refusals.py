@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..cases.inputs import HALVES
-from ..cases.refused import OF_ANOTHER_TYPE, REFUSED
+from ..cases.refused import OF_ANOTHER_TYPE, REFUSED, UNDERFLOWING
 from .accuracy import is_learnable, wide_copies
 from .checks import Outcome
 from .forms import Form, Worst, few, results_of, rows_apart
@@ -31,10 +31,8 @@ def invalid_arguments(t: Target) -> Iterator[Outcome]:
     for name, parameter in parameters_of(t.case).items():
         kind, values = REFUSED.get(name, (TypeError, ()))
         refused(name, object(), OF_ANOTHER_TYPE.get(name, TypeError), "of another type")
-        for value in values:
+        for value in (*values, *(UNDERFLOWING.get(name, ()) if t.dtype != torch.float64 else ())):
             refused(name, value, kind, f"of {value}")
-        if name == "softcap" and t.dtype != torch.float64:  # 0 in float32
-            refused(name, 1e-60, kind, "of 1e-60")
         if "float" in str(parameter.annotation):
             refused(name, torch.tensor(1.0), TypeError, "as a tensor")
         if name in t.case.fixed:

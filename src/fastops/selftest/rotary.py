@@ -26,7 +26,8 @@ def rotary_tables(t: Target) -> Iterator[Outcome]:
     worst = Worst(t, "tables of RotaryEmbedding")
     for options, positions, interleaved in product(_ROTARY, ([0, 1, 5], [63, 64, 4095, 100_003]), (False, True)):
         module = nn.RotaryEmbedding(**options, interleaved=interleaved)
-        tables = module(torch.tensor(positions, device=t.path.device))
+        at = torch.tensor(positions, device=t.path.device)
+        tables = module(at)
         truth = [[p * f for f in _frequencies(max(positions) + 1, **options)] for p in positions]
         for function, table in zip((math.cos, math.sin), tables, strict=True):
             right = torch.tensor([[function(angle) for angle in row] for row in truth], dtype=torch.float64)
@@ -37,10 +38,8 @@ def rotary_tables(t: Target) -> Iterator[Outcome]:
             worst.expect(near and table.dtype == torch.float32, "not the formula's, rounded to float32", where)
         for text, config, layer in _configs(**options):
             by_config = nn.RotaryEmbedding.from_config(config, layer_type=layer, interleaved=interleaved)
-            found = by_config(torch.tensor(positions, device=t.path.device))
-            _same_tables(worst, found, tables, f"{options} of {text}")
-        batch = torch.tensor([positions, positions[::-1]], device=t.path.device)
-        each = (torch.stack((table, table.flip(0))) for table in tables)
+            _same_tables(worst, by_config(at), tables, f"{options} of {text}")
+        batch, *each = (torch.stack((x, x.flip(0))) for x in (at, *tables))
         _same_tables(worst, module(batch), tuple(each), f"{options} of a batch")
     yarn = _LONGER | {"scaling": "yarn"}
     for name in ("mscale", "mscale_all_dim"):
