@@ -10,6 +10,7 @@ from fastops.cases import DTYPES, Case, Make, Sample
 from fastops.cases.inputs import HALVES
 from fastops.selftest import checks
 from fastops.selftest.accuracy import errors, evaluate, learnable, tensors_of, truth_of, ulps, wide_copies
+from fastops.selftest.bits import same_bits
 from fastops.selftest.target import Path, Target
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
@@ -38,7 +39,7 @@ def test_values_and_gradients(case: Case, sample: Sample, dtype: torch.dtype, de
     if not any(out.numel() for out in result.outputs):
         assert not any(gradient.count_nonzero() for gradient in result.gradients)
     for x, y in zip(tensors_of(args), before, strict=True):
-        assert checks.same_bits(x, y), "an input was modified"
+        assert same_bits(x, y), "an input was modified"
 
 
 @every_sample

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 import fastops
-from fastops.selftest import checks
+from fastops.selftest.bits import same_bits
 
 PROCESSES = 2
 BATCH, TOKENS, HIDDEN = 4, 6, 8
@@ -69,7 +69,7 @@ def check(name: str, placement: str, mesh: DeviceMesh, given: list[Tensor]) -> N
         assert isinstance(before, RuntimeError), f"{name} {placement}: {found}"
         return
     assert found[0] is not None
-    assert checks.same_bits(found[0], of_ours(*given)), f"{name} {placement}: another kernel ran"
+    assert same_bits(found[0], of_ours(*given)), f"{name} {placement}: another kernel ran"
     expected = run(of_torch, [x.double() for x in given])
     for result, wanted in zip(found, expected, strict=True):
         assert (result is None) == (wanted is None), f"{name} {placement}"

@@ -16,6 +16,7 @@ from fastops import _C
 from fastops.cases import by_name
 from fastops.selftest import checks
 from fastops.selftest.aten_checks import ATEN_CHECKS, aten_case
+from fastops.selftest.bits import same_bits
 from fastops.selftest.target import Path, Target
 
 FUNCTIONS = tuple(_C.overridden())
@@ -114,7 +115,7 @@ def test_modules_run_our_kernels(device: torch.device) -> None:
     ):
         module.to(device)
         with fastops.enabled():
-            assert checks.same_bits(module(x), ours(module))
+            assert same_bits(module(x), ours(module))
 
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
@@ -125,7 +126,7 @@ def test_float32_of_a_half_type(name: str, cuda: torch.device) -> None:
         y = getattr(F, name)(x, -1, dtype=torch.float32)
         found = gradients(y, x)
     expected = gradients(getattr(fastops, name)(x, -1, dtype=torch.float32), x)
-    assert all(map(checks.same_bits, found, expected))
+    assert all(map(same_bits, found, expected))
 
 
 def test_a_graph_of_a_step(cuda: torch.device) -> None:

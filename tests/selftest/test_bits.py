@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastops.cases import DTYPES
-from fastops.selftest.bits import all_alike, bits, other_bits, same_bits
+from fastops.selftest.bits import all_alike, all_same, bits, each_same, other_bits, same_bits
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64, torch.complex128, torch.bool], ids=str)
@@ -35,3 +35,13 @@ def test_a_slice_that_differs_in_its_last_number(dtype: torch.dtype, columns: in
     slices[2, 2, columns - 1] = -0.0
     assert not all_alike(slices)
     assert all_alike(slices[:1])
+
+
+def test_each_of_several() -> None:
+    x = torch.arange(6.0).view(2, 3)
+    given = [x, x.half(), x[:0], x.double(), x > 2]
+    assert all_same(given, [v.clone() for v in given])
+    changed = [-x, x.half(), x[:0], x, ~(x > 2)]
+    assert each_same(given, changed) == [False, True, True, False, False]
+    assert not all_same(given, changed)
+    assert all_same([], [])

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from ..cases import Case, Make
+from .together import on_cpu
 
 
 def ulps(
@@ -40,12 +41,24 @@ def ulps(
 
     ``among``: the root mean square is that of so many neighbours, not the whole tensor's.
     """
+    return float(largest_error(out, truth, relative=relative, dtype=dtype, among=among))
+
+
+def largest_error(
+    out: Tensor,
+    truth: Tensor,
+    *,
+    relative: bool = False,
+    dtype: torch.dtype | None = None,
+    among: int | None = None,
+) -> Tensor:
+    """:func:`ulps`, on the truth's device: what asks for it waits."""
     if out.shape != truth.shape:
         raise ValueError(f"result has shape {list(out.shape)}, must have {list(truth.shape)}")
     if out.numel() == 0:
-        return 0.0
+        return torch.zeros((), dtype=torch.float64)
     if not out.is_floating_point():
-        return 0.0 if torch.equal(out.cpu(), truth.cpu()) else torch.inf
+        return torch.where((out.to(truth.device) == truth).all(), 0.0, torch.inf)
     rounded = truth.to(out.dtype).double().contiguous()
     limits = torch.finfo(dtype or out.dtype)
     out, truth = out.detach().to(truth.device).double().contiguous(), truth.double().contiguous()
@@ -60,13 +73,17 @@ def ulps(
     error = (out - truth).abs() / (limits.eps * scale.clamp_min(limits.tiny))
     same = (out == rounded) | (out.isnan() & rounded.isnan())
     error = torch.where(same & ~rounded.isfinite(), 0, error)
-    return error.nan_to_num(nan=torch.inf, posinf=torch.inf).max().item()
+    return error.nan_to_num(nan=torch.inf, posinf=torch.inf).max()
 
 
 @dataclass(frozen=True)
 class Evaluation:
     outputs: tuple[Tensor, ...]
     gradients: tuple[Tensor, ...]  # one for each floating-point or complex tensor argument
+
+    def on_cpu(self) -> Evaluation:
+        both, count = on_cpu(self.outputs + self.gradients), len(self.outputs)
+        return Evaluation(both[:count], both[count:])
 
 
 def tensors_of(args: tuple[Any, ...]) -> list[Tensor]:
@@ -96,7 +113,8 @@ def evaluate(
 
 
 def incoming_gradients(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(_drawn(o.dtype, o.shape, 1000 + k).to(o.device, copy=True) for k, o in enumerate(outputs))
+    drawn = (_drawn(o.dtype, o.shape, 1000 + k) for k, o in enumerate(outputs))
+    return tuple(g.to(o.device, non_blocking=True, copy=True) for g, o in zip(drawn, outputs, strict=True))
 
 
 @functools.lru_cache(maxsize=2)  # two outputs' at most: their truth wants the same ones
@@ -104,27 +122,30 @@ def _drawn(dtype: torch.dtype, shape: torch.Size, seed: int) -> Tensor:
     return Make("cpu", dtype, seed)(*shape)
 
 
-def wide_copies(args: tuple[Any, ...], device: torch.device | str | None = "cpu") -> tuple[Any, ...]:
+def wide_copies(args: tuple[Any, ...], where_they_are: bool = False) -> tuple[Any, ...]:
     """On the CPU, or where they are, what is floating point in float64, a dtype that is asked for too."""
+    tensors = tensors_of(args)
+    copies = iter([x.detach() for x in tensors] if where_they_are else on_cpu(tensors))
 
     def wide(a: Any) -> Any:
         if isinstance(a, torch.dtype):
             return torch.float64 if a.is_floating_point else a
         if not isinstance(a, Tensor):
             return a
-        return a.detach().to(device or a.device, torch.float64 if a.is_floating_point() else None)
+        return next(copies).double() if a.is_floating_point() else next(copies)
 
     return tuple(map(wide, args))
 
 
 def truth_of(case: Case, args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Evaluation:
     """The formula on float64 copies of the arguments, and of the gradients that come in for these outputs."""
-    grads = wide_copies(incoming_gradients(outputs))
-    return evaluate(case.plain, wide_copies(args), grads)
+    wide = wide_copies((*args, *incoming_gradients(outputs)))
+    return evaluate(case.plain, wide[: len(args)], wide[len(args) :])
 
 
 def errors(case: Case, args: tuple[Any, ...], result: Evaluation, truth: Evaluation) -> Iterator[tuple[str, float]]:
     """("forward" or "gradient", ulps) for each output and each gradient."""
+    result = result.on_cpu()
     for out, expected in zip(result.outputs, truth.outputs, strict=True):
         yield "forward", ulps(out, expected, relative=case.relative, dtype=_coarser(out.dtype, args))
     for k, (gradient, expected) in enumerate(zip(result.gradients, truth.gradients, strict=True)):
@@ -133,6 +154,11 @@ def errors(case: Case, args: tuple[Any, ...], result: Evaluation, truth: Evaluat
 
 def _coarser(dtype: torch.dtype, args: tuple[Any, ...]) -> torch.dtype:
     return max(dtype, args[0].dtype, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def counted_in(case: Case, args: tuple[Any, ...], gradient: Tensor, coarse: bool = False) -> torch.dtype:
+    """The dtype in whose steps a gradient's error is counted."""
+    return _coarser(gradient.dtype, args) if case.rounds_between or coarse else gradient.dtype
 
 
 def gradient_error(
@@ -145,7 +171,7 @@ def gradient_error(
     coarse: bool = False,
 ) -> float:
     """In ulps, of the k-th tensor that is differentiated; ``numel`` is the first output's."""
-    dtype = _coarser(gradient.dtype, args) if case.rounds_between or coarse else gradient.dtype
+    dtype = counted_in(case, args, gradient, coarse)
     error = ulps(gradient, expected, relative=case.relative_gradient, dtype=dtype)
     if k in case.products and gradient.numel() and gradient.dtype in (torch.float32, torch.float64):
         error /= max(1.0, math.sqrt(numel * gradient.shape[-1] / gradient.numel() / 256))

@@ -11,7 +11,7 @@ from .. import _C
 from ..cases import Case, Sample, by_name
 from ..overrides import enabled
 from .accuracy import evaluate
-from .bits import same_bits
+from .bits import all_same
 from .checks import Check, Outcome, finite_differences, samples_of, values
 from .target import Target
 
@@ -54,9 +54,9 @@ def runs_our_kernels(t: Target) -> Iterator[Outcome]:
             during = evaluate(t.function, args).outputs
         after = evaluate(t.function, args).outputs
         # Of dtype= torch's functions convert their input first.
-        if during[0].dtype == t.dtype and not all(map(same_bits, during, evaluate(ours, args).outputs)):
+        if during[0].dtype == t.dtype and not all_same(during, evaluate(ours, args).outputs):
             different.append(sample.name)
-        if not all(map(same_bits, before, after)):
+        if not all_same(before, after):
             changed.append(sample.name)
     yield Outcome("our kernels while enabled", not different, detail=", ".join(different))
     yield Outcome("torch's afterwards", not changed, detail=", ".join(changed))

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from .together import on_cpu
+
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
 
 
@@ -20,14 +22,31 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b))
 
 
+def each_same(found: Iterable[Tensor], expected: Iterable[Tensor]) -> list[bool]:
+    """Of each whether it has the bits of its counterpart; a GPU is waited for once."""
+    pairs = list(zip(found, expected, strict=True))
+    like = [a.shape == b.shape and a.dtype == b.dtype for a, b in pairs]
+    same = iter(on_cpu(_equal(bits(a), bits(b)) for so, (a, b) in zip(like, pairs, strict=True) if so))
+    return [so and bool(next(same)) for so in like]
+
+
+def all_same(found: Iterable[Tensor], expected: Iterable[Tensor]) -> bool:
+    return all(each_same(found, expected))
+
+
+def _equal(a: Tensor, b: Tensor) -> Tensor:
+    """Without a wait; on the CPU by torch's fastest comparison."""
+    return torch.tensor(torch.equal(a, b)) if a.is_cpu else (a == b).all()
+
+
 def other_bits(found: Iterable[Tensor], expected: Iterable[Tensor]) -> Tensor:
     """Whether any of them has other bits than expected, on their device: what asks for it waits."""
     return torch.stack([(bits(a) != bits(b)).any() for a, b in zip(found, expected, strict=True)]).any()
 
 
-def all_alike(slices: Tensor) -> bool:
-    """Whether all slices along the first dimension have the same bits."""
+def all_alike(slices: Tensor) -> Tensor:
+    """Whether all slices along the first dimension have the same bits, on their device: what asks for it waits."""
     dense = slices.contiguous()
     size = math.gcd(8, dense[0].nbytes, dense.storage_offset() * dense.element_size())
     numbers = dense.view(len(dense), -1).view(_INTEGERS[size])
-    return torch.equal(numbers[1:], numbers[:-1])
+    return _equal(numbers[1:], numbers[:-1])

@@ -14,10 +14,11 @@ from torch import Tensor
 from ..cases import LAYOUTS, OVER_ONE_ROUNDING, OVER_TWO_ROUNDINGS, RawCall, Sample, expanded, transposed
 from ..cases.inputs import HALVES, windows
 from .accuracy import Evaluation, errors, evaluate, is_learnable, tensors_of, truth_of, ulps, wide_copies
-from .bits import same_bits
+from .bits import all_same, each_same
 from .poison import NotPoisonedError, unwritten
 from .slicing import narrow_slices
 from .target import Target
+from .together import on_cpu
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def samples_of(t: Target) -> Iterator[Sample]:
 
 def same_results(a: Evaluation, b: Evaluation) -> bool:
     """The bits of outputs and of gradients."""
-    return all(same_bits(x, y) for x, y in zip(a.outputs + a.gradients, b.outputs + b.gradients, strict=True))
+    return all_same(a.outputs + a.gradients, b.outputs + b.gradients)
 
 
 def values(t: Target) -> Iterator[Outcome]:
@@ -68,7 +69,7 @@ def values(t: Target) -> Iterator[Outcome]:
                     worst[kind] = (error, sample.name)
         except Exception as problem:
             raise RuntimeError(f"sample {sample.name}: {problem}") from problem
-        if not all(same_bits(x, y) for x, y in zip(tensors_of(args), before, strict=True)):
+        if not all_same(tensors_of(args), before):
             changed.append(sample.name)
         if not any(out.numel() for out in result.outputs) and any(g.count_nonzero() for g in result.gradients):
             not_zero.append(sample.name)
@@ -135,7 +136,7 @@ def kernels(t: Target) -> Iterator[Outcome]:
     for rows, columns in ((ROWS, COLUMNS), (5, 3), (many, 7)):
         for call in t.raw(rows, columns):
             truth = call.reference.with_args(wide_copies(call.args))()
-            for k, (out, expected) in enumerate(zip(call(), truth, strict=True)):
+            for k, (out, expected) in enumerate(zip(on_cpu(call()), truth, strict=True)):
                 error = ulps(out, expected, dtype=call.args[0].dtype if k in call.coarse else None)
                 if not error <= worst:
                     worst, worst_at = error, f"output {k} of {call.op}, {rows} rows of {columns}"
@@ -204,7 +205,7 @@ def layouts(t: Target) -> Iterator[Outcome]:
                 laid_out = layout(x)
                 dense = laid_out.contiguous() if layout in (expanded, windows) else x
                 one, other = (call.with_args((*call.args[:k], v, *call.args[k + 1 :]))() for v in (laid_out, dense))
-                if not all(same_bits(one[j], other[j]) for j in range(len(one)) if (call.op, j) not in IN_MEMORY_ORDER):
+                if not all(so or (call.op, j) in IN_MEMORY_ORDER for j, so in enumerate(each_same(one, other))):
                     wrong[call.op, k, layout] = f"{call.op} with argument {k} {layout.__name__}"
     yield Outcome("any strides", not wrong, detail="; ".join(wrong.values()))
 
@@ -245,7 +246,7 @@ def repeatable(t: Target) -> Iterator[Outcome]:
             for count in (1, 2, 3, 7) if t.path.kind == "cpu" else (own, own):
                 with threads(count):
                     again = call()
-                if not all(same_bits(a, b) for a, b in zip(first, again, strict=True)):
+                if not all_same(first, again):
                     wrong.add(call.op)
     yield Outcome("same bits every run", not wrong, detail=", ".join(sorted(wrong)))
 
@@ -258,7 +259,7 @@ def rows_alone(t: Target) -> Iterator[Outcome]:
             batch = call()
             for begin, end in ((0, 1), (5, 6), (rows - 1, rows), (1, 4)):
                 alone = call.rows(begin, end)()
-                if not all(same_bits(alone[k], batch[k][begin:end]) for k in call.row_outputs):
+                if not all_same([alone[k] for k in call.row_outputs], [batch[k][begin:end] for k in call.row_outputs]):
                     wrong[call.op] = f"{call.op}: rows {begin} to {end} of {rows}, {columns} columns"
     yield Outcome("row alone as in the batch", not wrong, detail="; ".join(wrong.values()))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .accuracy import evaluate, incoming_gradients, tensors_of
 from .behind import just_written
-from .bits import other_bits, same_bits
+from .bits import all_same, other_bits
 from .checks import COLUMNS, ROWS, Check, Outcome, same_results
 from .forms import Worst, few
 from .margins import margins
@@ -34,7 +34,7 @@ def graph_of_kernels(t: Target) -> Iterator[Outcome]:
         for source in (call, other):
             _refill(static.args, source.args)
             graph.replay()
-            if not all(same_bits(a, b) for a, b in zip(outputs, source(), strict=True)):
+            if not all_same(outputs, source()):
                 wrong[call.op] = call.op
     yield Outcome("CUDA graph of kernels", not wrong, detail=", ".join(wrong))
 
@@ -76,7 +76,7 @@ def side_stream(t: Target) -> Iterator[Outcome]:
             outputs = late()
             copies = [out.clone() for out in outputs]
         stream.synchronize()
-        if not all(same_bits(a, b) for a, b in zip(copies, expected, strict=True)):
+        if not all_same(copies, expected):
             wrong[call.op] = call.op
     yield Outcome("side stream", not wrong, detail=", ".join(wrong))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..cases import RawCall
-from .bits import same_bits
+from .bits import each_same
 from .checks import IN_MEMORY_ORDER, NOT_CHECKED, Outcome, is_statistic
 from .driver_memory import DriverMemory
 from .target import Target
@@ -64,8 +64,8 @@ def far_apart(t: Target) -> Iterator[Outcome]:
         except (OSError, AttributeError, ValueError) as error:
             yield Outcome(CHECK, True, detail=f"{NOT_CHECKED} {error}")
             return
-        pairs = enumerate(zip(laid_out(), call(), strict=True))
-        if not all(same_bits(a, b) for j, (a, b) in pairs if (call.op, j) not in IN_MEMORY_ORDER):
+        same = enumerate(each_same(laid_out(), call()))
+        if not all(so or (call.op, j) in IN_MEMORY_ORDER for j, so in same):
             wrong[call.op] = call.op
     yield Outcome(CHECK, not wrong, detail=", ".join(wrong))
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from ..cases import Case
 from ..cases.case import Call
 from ..cases.inputs import HALVES
-from .accuracy import Evaluation, errors, evaluate, gradient_error, is_learnable, ulps, wide_copies
+from .accuracy import Evaluation, counted_in, errors, evaluate, gradient_error, is_learnable, ulps, wide_copies
 from .checks import Outcome
 from .target import Target, parameters_of
+from .together import on_cpu
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ class Form:
         return results_of(self.case.reference(**dict(zip(self.names, self.args, strict=True)), **self.given))
 
     def truth(self, grads: Iterable[Tensor], args: Sequence[Any] | None = None) -> Evaluation:
-        return evaluate(self.plain, wide_copies(tuple(args or self.args)), wide_copies(tuple(grads)))
+        args = tuple(args or self.args)
+        wide = wide_copies((*args, *grads))
+        return evaluate(self.plain, wide[: len(args)], wide[len(args) :])
 
     def with_args(self, args: Iterable[Tensor]) -> Form:
         return replace(self, args=tuple(args))
@@ -197,6 +200,7 @@ class Worst:
     def compare(
         self, form: Form, found: Evaluation, truth: Evaluation, where: str, dtype: torch.dtype | None = None
     ) -> None:
+        found = found.on_cpu()
         self.outputs(form, found.outputs, truth.outputs, where, dtype)
         for k, pair in enumerate(zip(found.gradients, truth.gradients, strict=True)):
             self.gradient(form, k, *pair, where, dtype)
@@ -208,17 +212,19 @@ class Worst:
     def gradient(
         self, form: Form, k: int, found: Tensor, truth: Tensor, where: str, dtype: torch.dtype | None = None
     ) -> None:
-        """Of the k-th of those that learn."""
+        """Of the k-th of those that learn. Counted in a finer dtype's steps it has that one's bound."""
         name = form.names[form.learnable[k]]
         coarse, numel = name in form.case.coarse, form.args[0].numel()
         error = gradient_error(form.case, form.args, k, found, truth, numel, coarse)
+        dtypes = dtype or self.t.dtype, counted_in(form.case, form.args, found, coarse)
+        dtype = min(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
         self.error_of("gradient", error, f"{name} in {where}", dtype)
 
     def small(
         self, bounds: dict[torch.dtype, float], found: Sequence[Tensor], truth: Sequence[Tensor], where: str
     ) -> None:
         """In the digits of the target's dtype, whatever the results'."""
-        for n, (one, expected) in enumerate(zip(found, truth, strict=True)):
+        for n, (one, expected) in enumerate(zip(on_cpu(found), truth, strict=True)):
             dtype = max(one.dtype, self.t.dtype, key=lambda dtype: torch.finfo(dtype).eps)
             bound = max(bounds[dtype], self.t.case.bounds[dtype].gradient)
             self._keep(ulps(one, expected, dtype=dtype), bound, f"{where}, result {n}")

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..cases import LAYOUTS, expanded
 from ..cases.inputs import LONG_SLICES, reversed_memory
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable, tensors_of, wide_copies
+from .bits import all_same
 from .checks import Outcome, same_results, threads
 from .forms import Form, Worst, few, of_samples, subsets
 from .target import Target
@@ -83,10 +84,11 @@ def incoming(t: Target) -> Iterator[Outcome]:
             )
             dense = incoming_gradients(form.ours(*args))
             grads = tuple(_laid_out(g, layout) for g in dense)
-            before = [(x, _storage(x).clone()) for x in (*args, *tensors_of(tuple(form.given.values())), *grads)]
+            given = [_storage(x) for x in (*args, *tensors_of(tuple(form.given.values())), *grads)]
+            before = [x.clone() for x in given]
             found = evaluate(form.ours, tuple(args), grads)
             where = f"{form.text}, {layout.__name__}"
-            worst.expect(all(torch.equal(_storage(x), old) for x, old in before), "written to an input", where)
+            worst.expect(all_same(given, before), "written to an input", where)
             results = [*found.outputs, *found.gradients]
             worst.expect(_apart(found.outputs), "outputs share memory", where)
             worst.expect(_apart(results, [*args, *grads]), "a result shares memory with an input", where)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import nn
 from .accuracy import evaluate
-from .bits import same_bits
+from .bits import all_same, same_bits
 from .checks import Outcome, same_results
 from .forms import Form, Worst, of_calls, of_samples, results_of
 from .target import Target
@@ -196,7 +196,7 @@ def _without_state(worst: Worst, form: Form) -> None:
     x = form.args[0]
     cell = _seeded(nn.LLTM, {"input_features": x.shape[1], "state_size": 5, "device": x.device, "dtype": x.dtype})
     zeros = x.new_zeros(len(x), 5)
-    worst.expect(all(map(same_bits, cell(x), cell(x, (zeros, zeros)))), "other bits without a state", form.text)
+    worst.expect(all_same(cell(x), cell(x, (zeros, zeros))), "other bits without a state", form.text)
 
 
 def _layers_of_mlp(worst: Worst) -> None:

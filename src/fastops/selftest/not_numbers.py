@@ -15,6 +15,7 @@ from .bits import same_bits
 from .checks import Outcome
 from .forms import Form, Worst, few, mixed, various
 from .target import Target
+from .together import on_cpu
 
 
 def no_numbers(t: Target) -> Iterator[Outcome]:
@@ -23,13 +24,14 @@ def no_numbers(t: Target) -> Iterator[Outcome]:
     for form in chain(few(t, calls=2), mixed(t)):  # a softcap of the first makes numbers of infinity
         clean = evaluate(form.ours, form.args)
         grads = incoming_gradients(clean.outputs)
+        clean = clean.on_cpu()
         truth = form.truth(grads)
         for k in form.learnable:
             for value in _not_numbers(form.args[k].dtype):
                 x = form.args[k].clone(memory_format=torch.contiguous_format)
                 x.view(-1)[x.numel() // 2] = value
                 dirty = form.with_args((*form.args[:k], x, *form.args[k + 1 :]))
-                found, expected = evaluate(dirty.ours, dirty.args, grads), dirty.truth(grads)
+                found, expected = evaluate(dirty.ours, dirty.args, grads).on_cpu(), dirty.truth(grads)
                 where = f"{form.text}, {value} in {form.names[k]}"
                 for a, b in zip(found.outputs, expected.outputs, strict=True):
                     worst.expect(torch.equal(_class(a), _class(b)), "not where the formula has them", where)
@@ -45,7 +47,6 @@ def no_numbers(t: Target) -> Iterator[Outcome]:
                     for of in numbers:
                         if same.dim() and of.dim() and same.shape[:-1] == of.shape[:-1]:
                             same = same & (of if same.shape == of.shape else of.all(-1, keepdim=True))
-                    same = same.to(a.device)
                     worst.expect(same_bits(a[same], b[same]), "other results changed", where)
     for form, name in product(various(t) if t.case.fixed else (), t.case.fixed):
         if isinstance(given := form.given.get(name), Tensor):
@@ -61,7 +62,7 @@ def _where_the_formula_has_it(worst: Worst, form: Form, name: str, given: Tensor
         x = given.clone()
         x.view(-1)[part] = value
         dirty = replace(form, given=form.given | {name: x})
-        found, expected = evaluate(dirty.ours, dirty.args, grads), dirty.truth(grads)
+        found, expected = evaluate(dirty.ours, dirty.args, grads).on_cpu(), dirty.truth(grads)
         where = f"{form.text}, {value} in {name}"
         for a, b in zip(found.outputs, expected.outputs, strict=True):
             worst.expect(torch.equal(_class(a), _class(b)), "not where the formula has it", where)
@@ -86,7 +87,7 @@ def no_numbers_in_rows(t: Target) -> Iterator[Outcome]:
                 for text, dirty in _spoilt(x, columns):
                     of_call = call.with_args((*call.args[:k], dirty, *call.args[k + 1 :]))
                     truth = of_call.reference.with_args(wide_copies(of_call.args))()
-                    for n, (a, b) in enumerate(zip(of_call(), truth, strict=True)):
+                    for n, (a, b) in enumerate(zip(on_cpu(of_call()), truth, strict=True)):
                         # What is kept for a backward may be a number where the results are none.
                         right = torch.equal(_class(a), _class(b)) if n == 0 else not _lost(a, b)
                         if a.is_floating_point() and not right:
@@ -96,7 +97,7 @@ def no_numbers_in_rows(t: Target) -> Iterator[Outcome]:
 
 def _lost(found: Tensor, truth: Tensor) -> bool:
     """Whether there is no number where the truth has one."""
-    return bool((truth.isfinite() & ~found.isfinite().cpu()).any())
+    return bool((truth.isfinite() & ~found.isfinite()).any())
 
 
 def _spoilt(x: Tensor, columns: int) -> Iterator[tuple[str, Tensor]]:
@@ -122,7 +123,7 @@ def no_number_comes_in(t: Target) -> Iterator[Outcome]:
                 dirty = g.clone()
                 dirty.view(-1)[g.numel() // 2] = value
                 incoming = (*grads[:k], dirty, *grads[k + 1 :])
-                found, truth = evaluate(form.ours, form.args, incoming), form.truth(incoming)
+                found, truth = evaluate(form.ours, form.args, incoming).on_cpu(), form.truth(incoming)
                 for a, b in zip(found.gradients, truth.gradients, strict=True):
                     worst.expect(_keeps_nan(a, b), "a number", form.text)
     yield worst.outcome()
@@ -132,7 +133,7 @@ def _numbers_of(one: Evaluation, other: Evaluation) -> Evaluation:
     """0 where either has no number."""
 
     def both(a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(a.isfinite() & b.isfinite().to(a.device), a, 0)
+        return torch.where(a.isfinite() & b.isfinite(), a, 0)
 
     pairs = (one.outputs, other.outputs), (one.gradients, other.gradients)
     return Evaluation(*(tuple(map(both, *pair)) for pair in pairs))
@@ -151,9 +152,9 @@ def _all_nan(dtype: torch.dtype) -> list[Tensor]:
 
 def _keeps_nan(found: Tensor, truth: Tensor) -> bool:
     """Whether there is no number where the truth has none."""
-    return not bool((truth.isnan() & ~found.isnan().cpu()).any())
+    return not bool((truth.isnan() & ~found.isnan()).any())
 
 
 def _class(x: Tensor) -> Tensor:
     """0 of a number, else which of the three it is."""
-    return torch.where(x.isfinite(), 0, x).detach().cpu().double().nan_to_num(3.0, 1.0, 2.0)
+    return torch.where(x.isfinite(), 0, x).double().nan_to_num(3.0, 1.0, 2.0)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..cases import Layout, Make, RawCall, by_name, row_slice, transposed
-from .bits import same_bits
+from .bits import each_same
 from .checks import IN_MEMORY_ORDER, is_statistic
 from .device_pages import DevicePages
 from .host_pages import HostPages
@@ -60,8 +60,8 @@ def touched(pages: Pages, call: RawCall, ways: Iterable[Way]) -> str:
                 return pages.faults[0] + (f", {layout.__name__}" if layout else "")
     expected = results(call)  # last: what is written outside of ordinary tensors may end the process
     for layout, outputs in found if call.row_outputs else ():  # else by a GEMM of torch's, whose bits are its own
-        same = [j for j, out in enumerate(outputs) if same_bits(out, expected[j])]
-        if not all(j in same or (layout and (call.op, j) in IN_MEMORY_ORDER) for j in range(len(expected))):
+        same = enumerate(each_same(outputs, expected))
+        if not all(so or (layout and (call.op, j) in IN_MEMORY_ORDER) for j, so in same):
             return "other bits" + (f", {layout.__name__}" if layout else "")
     return ""
 

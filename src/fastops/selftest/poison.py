@@ -67,8 +67,7 @@ def _by_recycling(call: Callable[[], Iterable[Tensor]], like: list[Tensor]) -> i
 
 
 def _in_a_pool(call: Callable[[], Iterable[Tensor]], like: list[Tensor]) -> int | None:
-    with _pool(like[0].device):
-        ranges = _prepared(like)
+    with _prepared(like) as ranges:
         return _untouched_inside(_non_empty(call()), ranges)
 
 
@@ -88,25 +87,49 @@ def _untouched_inside(outputs: list[Tensor], ranges: list[tuple[int, int]]) -> i
     return sum(map(_untouched, outputs)) if all(_inside(out, ranges) for out in outputs) else None
 
 
-@contextlib.contextmanager
-def _pool(device: torch.device) -> Iterator[None]:
-    """What is allocated meanwhile, and must not outlive it, has memory of a GPU of which nothing else is free."""
-    with torch.cuda.device(device):
+class _Pool:
+    """Memory of a GPU, of which nothing else is free: pieces for small tensors, and one for all large ones."""
+
+    def __init__(self, device: torch.device, small: int, large: int) -> None:
+        self.small, self.large, self._device = small, large, device
         try:
-            pool = torch.cuda.MemPool()
+            self._memory = torch.cuda.MemPool()
         except RuntimeError as error:  # an allocator that has none
             raise NotPoisonedError(str(error)) from error
-        with torch.cuda.use_mem_pool(pool, device):
+        with self.used():
+            torch.empty(large, dtype=torch.uint8, device=device)
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """What is allocated meanwhile lies there, and must not outlive it."""
+        with torch.cuda.device(self._device), torch.cuda.use_mem_pool(self._memory, self._device):
             yield
 
 
-def _prepared(like: list[Tensor], behind: int = 0) -> list[tuple[int, int]]:
-    """Addresses of free memory of a pool, full of the byte: for tensors of these sizes, and so many bytes behind."""
-    sizes = [_whole_blocks(out.nbytes) for out in like]
+_pools: dict[torch.device, _Pool] = {}  # to make one is to wait for the driver
+
+
+def _pool(device: torch.device, small: int, large: int) -> _Pool:
+    """With at least so many bytes of both kinds."""
+    if not (old := _pools.get(device)) or old.small < small or old.large < large:
+        small, large = (max(_SEGMENT, 1 << (size - 1).bit_length()) for size in (small, large))
+        _pools[device] = _Pool(device, max(small, old.small if old else 0), max(large, old.large if old else 0))
+    return _pools[device]
+
+
+@contextlib.contextmanager
+def _prepared(like: list[Tensor], behind: int = 0) -> Iterator[list[tuple[int, int]]]:
+    """Addresses of free memory of a pool, full of the byte: for tensors of these sizes, and so many bytes behind.
+
+    What is small lies in segments, each of which must be full: tensors may be in any of them.
+    """
+    sizes, device = [_whole_blocks(out.nbytes) for out in like], like[0].device
     small, large = (sum(size for size in sizes if (size <= _SMALL) == so) for so in (True, False))
-    rooms = [_SMALL] * (2 * -(-small // _SMALL))  # what is small lies in pieces of twice that
-    rooms += [_whole_blocks(large + behind)] if large else []
-    return _ranges(torch.full((room // 8,), _WORD, dtype=torch.int64, device=like[0].device) for room in rooms)
+    large = _whole_blocks(large + behind) if large else 0
+    pool = _pool(device, 2 * small, large)
+    with pool.used():
+        rooms = [_SMALL] * (pool.small // _SMALL) + [large] * bool(large)
+        yield _ranges(torch.full((room // 8,), _WORD, dtype=torch.int64, device=device) for room in rooms)
 
 
 def _inside(out: Tensor, ranges: list[tuple[int, int]]) -> bool:
@@ -142,13 +165,12 @@ def written_behind(call: Callable[[], Iterable[Tensor]], like: Iterable[Tensor])
         return False
     device = like[0].device
     behind = _MARGIN + 2 * max((-(-out.nbytes // len(out)) for out in like if out.dim()), default=0)
-    with _pool(device):
-        ranges = _prepared(like, behind)
+    with _prepared(like, behind) as ranges:
         before = _allocations(device)
         outputs = [out for out in call() if out.numel()]
         alone = _allocations(device) - before <= len(outputs)
         inside = all(_inside(out, ranges) for out in outputs)
-        found = alone and inside and any(_is_written(*place, device) for place in _behind(outputs, ranges))
+        found = alone and inside and _any_is_written(_behind(outputs, ranges), device)
         del outputs
     if alone and not inside:
         raise NotPoisonedError("the allocator does not hand out freed memory again")
@@ -170,11 +192,16 @@ def _allocations(device: torch.device) -> int:
     return count
 
 
-def _is_written(begin: int, end: int, device: torch.device) -> bool:
+def _any_is_written(places: list[tuple[int, int]], device: torch.device) -> bool:
     """Read without an allocation there, which would be written. No copy goes across two of the driver's."""
-    size = min(end - begin, _MARGIN, _SEGMENT - begin % _SEGMENT)
-    storage = torch._C._construct_storage_from_data_pointer(begin, device, size)
-    return bool((torch.empty(0, dtype=torch.uint8, device=device).set_(storage).cpu() != BYTE).any())
+    copies = []
+    for begin, end in places:
+        size = min(end - begin, _MARGIN, _SEGMENT - begin % _SEGMENT)
+        storage = torch._C._construct_storage_from_data_pointer(begin, device, size)
+        there = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+        copies.append(there.to("cpu", non_blocking=True))
+    torch.cuda.current_stream(device).synchronize()
+    return any(bool((copy != BYTE).any()) for copy in copies)
 
 
 def _non_empty(outputs: Iterable[Tensor]) -> list[Tensor]:

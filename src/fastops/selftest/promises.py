@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,12 +15,13 @@ from ..cases import by_name
 from ..cases.inputs import DTYPES
 from . import compiled, gradients, kept, modules, not_numbers, overridden, recomputed, refusals, rotary, transforms
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable
-from .bits import same_bits
+from .bits import all_same, same_bits
 from .checks import Check, Outcome, same_results
 from .forms import Form, Worst, few, hard, of_calls, of_pairs, result_dtype, results_of
 from .refusals import error_of
 from .slicing import in_slices, narrow_slices
 from .target import Target, parameters_of
+from .together import on_cpu
 
 LOW = (torch.bfloat16, torch.float16)
 _OF_HARD_NUMBERS = 12.0  # times the bounds: a scale of 2 doubles the power that cancels in a gradient
@@ -35,21 +35,32 @@ def arguments(t: Target) -> Iterator[Outcome]:
     pairs = of_pairs(t)
     if t.quick:
         pairs = islice(pairs, 0, None, 2) if t.first else iter(())
-    for form, narrow in product(chain(of_calls(t), pairs), (False, True)[: 1 + in_slices(t.case)]):
-        with narrow_slices() if narrow else contextlib.nullcontext():
-            found = evaluate(form.ours, form.args)
-            alone = form.ours(*form.args)
-        truth = form.truth(incoming_gradients(found.outputs))
-        worst.compare(form, found, truth, form.text)
-        dtype = form.given.get("dtype") or result_dtype(t.case, t.dtype)
-        dtypes = [dtype, *(x.dtype for x in (form.by_reference()[1:] if len(found.outputs) > 1 else ()))]
-        worst.expect([x.dtype for x in found.outputs] == dtypes, f"results must be {dtypes}", form.text)
-        worst.expect(all(map(_as_exact, found.outputs, truth.outputs)), "rounded to a narrower type", form.text)
-        if t.case.torchs_sums:  # its products may be others where nothing is kept for the backward
-            worst.outputs(form, alone, truth.outputs, f"{form.text} where nothing learns")
-        else:
-            worst.expect(all(map(same_bits, alone, found.outputs)), "other bits where nothing learns", form.text)
+    for form in chain(of_calls(t), pairs):
+        runs = [_with_and_without_gradients(form)]
+        if in_slices(t.case):
+            with narrow_slices():
+                runs.append(_with_and_without_gradients(form))
+        truth = form.truth(incoming_gradients(runs[0][0].outputs))
+        for run in runs:
+            _of_arguments(worst, form, truth, *run)
     yield worst.outcome()
+
+
+def _with_and_without_gradients(form: Form) -> tuple[Evaluation, tuple[Tensor, ...]]:
+    return evaluate(form.ours, form.args).on_cpu(), on_cpu(form.ours(*form.args))
+
+
+def _of_arguments(worst: Worst, form: Form, truth: Evaluation, found: Evaluation, alone: tuple[Tensor, ...]) -> None:
+    case = form.case
+    worst.compare(form, found, truth, form.text)
+    dtype = form.given.get("dtype") or result_dtype(case, worst.t.dtype)
+    dtypes = [dtype, *(x.dtype for x in (form.by_reference()[1:] if len(found.outputs) > 1 else ()))]
+    worst.expect([x.dtype for x in found.outputs] == dtypes, f"results must be {dtypes}", form.text)
+    worst.expect(all(map(_as_exact, found.outputs, truth.outputs)), "rounded to a narrower type", form.text)
+    if case.torchs_sums:  # its products may be others where nothing is kept for the backward
+        worst.outputs(form, alone, truth.outputs, f"{form.text} where nothing learns")
+    else:
+        worst.expect(all_same(alone, found.outputs), "other bits where nothing learns", form.text)
 
 
 def options_of_hard_numbers(t: Target) -> Iterator[Outcome]:
@@ -154,7 +165,7 @@ def other_dtypes(t: Target) -> Iterator[Outcome]:
             (first, second, *rest), rounded = other.args, found.outputs[-1]
             worst.expect(same_bits(rounded, (first.double() + second.double()).to(dtype)), "not the sum", where)
             alone = evaluate(other.ours, (rounded.to(first.dtype), torch.zeros_like(second), *rest), grads)
-            worst.expect(all(map(same_bits, found.outputs, alone.outputs)), "not normalised as rounded", where)
+            worst.expect(all_same(found.outputs, alone.outputs), "not normalised as rounded", where)
         else:
             result = found.outputs[0].dtype
             own = result == result_dtype(t.case, t.dtype)
@@ -223,7 +234,7 @@ def threads(t: Target) -> Iterator[Outcome]:
         for raw in t.raw(1, 70001):
             once = raw()
             for again in pool.map(lambda _: raw(), range(len(calls))):  # noqa: B023
-                worst.expect(all(map(same_bits, again, once)), "other bits", f"{raw.op} of a long row")
+                worst.expect(all_same(again, once), "other bits", f"{raw.op} of a long row")
     yield worst.outcome()
 
 

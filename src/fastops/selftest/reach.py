@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,14 +20,15 @@ from .._plan import DTYPES, card_here
 from ..cases import Layout, RawCall
 from ..cases.case import ANY_ROWS
 from ..cases.inputs import HALVES, MakeFromPool
-from .accuracy import ulps, wide_copies
+from .accuracy import largest_error, wide_copies
 from .bands import FEW, LARGE, STREAMED, Band, Problem, bands_of
 from .behind import just_written
-from .bits import all_alike, other_bits, same_bits
+from .bits import all_alike, other_bits
 from .checks import MAIN_DTYPES, Check, Outcome, is_statistic
 from .noise import noise_on
 from .poison import NotPoisonedError, written_behind
 from .target import Target
+from .together import on_cpu
 
 REACHED = "rules reached"  # its outcome's detail: how many of how many
 _SHORT = 512
@@ -51,13 +52,14 @@ def rules(t: Target) -> Iterator[Outcome]:
         what, times = f"{each.call.op}, {problem.rows} rows of {problem.n}", each.times(problem)
         many = each.many(times, problem.layout)
         outputs = many()
+        again = _again(many, outputs, problem, 1 if t.quick else 3) if t.path.kind == "cuda" else ()
         try:
-            error = each.error(outputs, times)
+            error = each.error(outputs, times, again)
         except _DiffersError as how:
             wrong[each.call.op] = f"{what}: {how}"
             continue
-        if t.path.kind == "cuda" and (text := _on_a_gpu(many, outputs, problem, t.quick)):
-            wrong[each.call.op] = f"{what}: {text}"
+        if t.path.kind == "cuda" and not t.quick and _writes_behind(many, outputs):  # a quick run has guard pages alone
+            wrong[each.call.op] = f"{what}: writes behind an output"
         if not error <= worst:
             worst, worst_at = error, what
     detail = "; ".join(wrong.values()) or worst_at
@@ -156,23 +158,24 @@ def _has_dtype(x: Any) -> bool:
     return isinstance(x, torch.dtype) or (isinstance(x, Tensor) and x.is_floating_point())
 
 
-def _on_a_gpu(call: RawCall, outputs: tuple[Tensor, ...], problem: Problem, quick: bool) -> str:
-    """What is wrong in other runs, whose blocks and warps meet in other orders, or beside the outputs.
+def _again(call: RawCall, outputs: tuple[Tensor, ...], problem: Problem, times: int) -> list[Tensor]:
+    """Whether other runs, whose blocks and warps meet in other orders, have other bits.
 
     Those of contiguous tensors are behind kernels that write what they read, over NaN.
     """
     make_noise = noise_on(outputs[0].device)
     differs = []
-    for _ in range(1 if quick else 3):
+    for _ in range(times):
         make_noise()
         again = call if problem.layout else just_written(call)
         differs.append(other_bits(again(), outputs))
-    if torch.stack(differs).any():
-        return "other bits from run to run"
+    return differs
+
+
+def _writes_behind(call: RawCall, outputs: tuple[Tensor, ...]) -> bool:
     with contextlib.suppress(NotPoisonedError):
-        if not quick and written_behind(call, outputs):  # a quick run has guard pages alone
-            return "writes behind an output"
-    return ""
+        return written_behind(call, outputs)
+    return False
 
 
 class _DiffersError(Exception):
@@ -200,7 +203,7 @@ class _Few:
     def truths(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Of the rows once and twice."""
         both = (self.call, self.call.repeated(2))
-        one, two = (of.reference.with_args(wide_copies(of.args, None))() for of in both)
+        one, two = (of.reference.with_args(wide_copies(of.args, where_they_are=True))() for of in both)
         return one, two
 
     def many(self, times: int, layout: Layout | None) -> RawCall:
@@ -211,34 +214,40 @@ class _Few:
         lies = [isinstance(x, Tensor) and x.dim() > 1 and not is_statistic(many, k) for k, x in enumerate(many.args)]
         return many.with_args(tuple(layout(x) if so else x for so, x in zip(lies, many.args, strict=True)))
 
-    def error(self, outputs: tuple[Tensor, ...], times: int) -> float:
-        """In ulps, of what so many times the rows give."""
+    def error(self, outputs: tuple[Tensor, ...], times: int, again: Sequence[Tensor] = ()) -> float:
+        """In ulps, of what so many times the rows give. ``again``: whether other runs differ."""
         call, (one, two) = self.call, self.truths
-        worst = 0.0
+        differs = [(flag, "other bits from run to run") for flag in again]
+        found: list[tuple[Tensor, int, torch.dtype]] = []  # errors, of sums over so many rows
         for k, out in enumerate(outputs):
             expected = one[k]
             if k in call.row_outputs:
                 repeated = out.reshape(times, *expected.shape)
-                if not all_alike(repeated):
-                    raise _DiffersError("a row differs from its repetition")
+                differs.append((~all_alike(repeated), "a row differs from its repetition"))
                 out = repeated[0]
                 # What takes few rows alone may add up by how many there are, as torch's product does.
-                if call.most_rows == ANY_ROWS and not same_bits(out, self.alone[k]):
-                    raise _DiffersError("a row depends on how many there are")
+                if call.most_rows == ANY_ROWS:
+                    differs.append((other_bits([out], [self.alone[k]]), "a row depends on how many there are"))
             elif expected.shape != two[k].shape:  # a mask in the order of memory
                 continue
             elif expected.is_floating_point():
                 expected = expected + (times - 1) * _of_the_second(expected, two[k])
             dtype = call.args[0].dtype if k in call.coarse else out.dtype
-            error = ulps(out, expected, dtype=dtype)
             rows = 1 if k in call.row_outputs else times * self.rows
-            # Of repetitions that a chain adds up each rounds alike.
-            if rows > 1:
-                error = max(0.0, error - _ALIKE * min(rows, _CHAIN) * _eps_of_sums(dtype))
-            # Sums along a long row, or over many, round more, and may cancel.
-            error /= max(1.0, math.sqrt(max(self.n, rows) / _SHORT))
-            worst = error if not error <= worst else worst
-        return worst
+            found.append((largest_error(out, expected, dtype=dtype), rows, dtype))
+        read = iter(on_cpu([*(flag for flag, _ in differs), *(error for error, _, _ in found)]))
+        for _, how in differs:
+            if next(read):
+                raise _DiffersError(how)
+        return max((self._of_each(float(next(read)), rows, dtype) for _, rows, dtype in found), default=0.0)
+
+    def _of_each(self, error: float, rows: int, dtype: torch.dtype) -> float:
+        """What counts of the largest error of sums over so many rows."""
+        # Of repetitions that a chain adds up each rounds alike.
+        if rows > 1:
+            error = max(0.0, error - _ALIKE * min(rows, _CHAIN) * _eps_of_sums(dtype))
+        # Sums along a long row, or over many, round more, and may cancel.
+        return error / max(1.0, math.sqrt(max(self.n, rows) / _SHORT))
 
 
 def _eps_of_sums(dtype: torch.dtype) -> float:

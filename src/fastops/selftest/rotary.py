@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import nn
-from .bits import same_bits
+from .bits import all_same
 from .checks import Outcome
 from .forms import Worst
 from .target import Target
@@ -57,7 +57,7 @@ def rotary_tables(t: Target) -> Iterator[Outcome]:
 
 
 def _same_tables(worst: Worst, found: tuple[Tensor, ...], expected: tuple[Tensor, ...], where: str) -> None:
-    worst.expect(all(map(same_bits, found, expected)), "other tables", where)
+    worst.expect(all_same(found, expected), "other tables", where)
 
 
 def _config(dim: int, base: float = 1e4, scaling: str = "default", **settings: Any) -> SimpleNamespace:
