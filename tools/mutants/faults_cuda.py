@@ -35,7 +35,7 @@ FAULTS = _on_cuda(
         Fault(
             "cuda-norm-two-parts-fourth-vector",
             1,
-            LAYER_NORMS,
+            ("add_layer_norm",),
             "cuda/norm_forward_held.cu",
             "Rows of two parts with more than three vectors a thread lose the fourth.",
             "const bool three = args.n / kVector<T> <= 3 * kParts * kPartThreads;",
