@@ -280,6 +280,18 @@ def test_module() -> None:
         torch.testing.assert_close(several(x, target), theirs(x, target))
 
 
+def test_a_module_of_torchs_becomes_ours() -> None:
+    torchs = getattr(torch.nn, "LinearCrossEntropyLoss", None)
+    if torchs is None:
+        pytest.skip("torch.nn has no such module")
+    module = torchs(3, 5, bias=True, label_smoothing=0.1)
+    x, target = torch.randn(7, 3), torch.randint(0, 5, (7,))
+    expected = module(x, target)
+    module.__class__ = fastops.nn.LinearCrossEntropyLoss
+    torch.testing.assert_close(module(x, target), expected)
+    assert "label_smoothing=0.1" in repr(module)
+
+
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 def test_slices(device_type: str) -> None:
     """Of any shape all classes are in slices; "none" keeps nothing, "auto" no more than it may."""

@@ -574,4 +574,22 @@ FAULTS = (
         "sum[v] += load_some(partial + c * s.stride + v * W, count);",
         "sum[v] += load(partial + c * s.stride + v * W);",
     ),
+    Fault(
+        "cpu-norm-gradient-pairs-out-of-the-caches",
+        1,
+        ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"),
+        "cpp/kernels/norm_backward.cpp",
+        "Of many short rows that leave the caches a gradient has the last pair of each block.",
+        "write_rows<2, Stream>(block, r, j, count, w, sums, begins && r == 0);",
+        "write_rows<2, Stream>(block, r, j, count, w, sums, begins);",
+    ),
+    Fault(
+        "cpu-entropy-of-nothing-but-minus-infinity",
+        2,
+        ("log_prob", "linear_log_prob"),
+        "cpp/cpu/cross_entropy.cpp",
+        "The entropy of logits that are all -inf is -inf.",
+        "of_entropy = peak == -__builtin_inf() ? nan : log_sum - other / sum;",
+        "of_entropy = log_sum - other / sum;",
+    ),
 )

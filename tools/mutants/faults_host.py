@@ -327,4 +327,22 @@ FAULTS = (
         "bool is_cap(double softcap) { return softcap > 0 && std::isfinite(softcap); }",
         "bool is_cap(double softcap) { return softcap >= 0 && std::isfinite(softcap); }",
     ),
+    Fault(
+        "host-rope-positions-of-32-bits",
+        3,
+        ("rope", "qk_norm_rope"),
+        "cpp/host/rope.cpp",
+        "A position is checked by its lower 32 bits, and read by all.",
+        "const int64_t p =",
+        "const int32_t p =",
+    ),
+    Fault(
+        "host-norm-mixed-gradient-of-the-sum",
+        2,
+        ("add_rms_norm", "add_layer_norm"),
+        "cpp/host/mixed_norm.cpp",
+        "Beside a narrower residual the input's gradient is rounded to that one's dtype.",
+        "out.input = to_dtype(std::move(out.input), promoted);",
+        "out.input = to_dtype(std::move(out.input), dtype(c.input));",
+    ),
 )

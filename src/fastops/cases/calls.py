@@ -206,6 +206,7 @@ def rope(norm: bool) -> Calls:
             {"q": q.movedim(-2, 0).contiguous(), "k": k.movedim(-2, 0).contiguous(), "seq_dim": 0},
             {"positions": positions[0]},
             {"cos": full[0].to(other), "sin": full[1].to(other)},
+            {"k": None} | ({"k_weight": None} if norm else {}),
             *([{"weight_offset": 1.0}] if norm else []),
             **({"k_weight": "k"} if norm else {}),
         )

@@ -50,6 +50,12 @@ class LinearCrossEntropyLoss(_Base):  # type: ignore[misc]
     """
 
     weight: Tensor | None
+    # Of a torch.nn.LinearCrossEntropyLoss that became one of these.
+    scale = 1.0
+    softcap: float | None = None
+    z_loss = 0.0
+    loss_dtype: torch.dtype | None = None
+    save = "auto"
 
     def __init__(
         self,

@@ -224,12 +224,14 @@ def _untold() -> Iterator[tuple[Band, Problem]]:
 # The fewest numbers first.
 _ON_CPU = sorted(
     itertools.product(
-        (1, 3, 39, 63, 141, 1101, 2103, 4203, 33003), (7, 67, 1024, 2051, 4096, 4099, 8195, 8196, 16400, 33000, 44003)
+        (1, 3, 39, 63, 141, 1101, 2103, 4203, 33003),
+        (7, 64, 67, 1024, 2051, 4096, 4099, 8195, 8196, 16400, 33000, 44003),
     ),
     key=math.prod,
 )
 _MOST = 1 << 25  # numbers
 _STREAMED = 1 << 26  # bytes that go past the caches
+_SHORT, _CACHED = 256, 1 << 23  # bytes of a row that is short, and of what stays in the caches
 STREAMED = "cpu, past the caches"
 
 
@@ -249,6 +251,7 @@ def _on_cpu(dtype: str, longest: int) -> dict[Band, list[Problem]]:
             min(found["chunks"], 2),
             found["chunks share segments"],
             found["rows a task"] > 1,
+            n * _SIZES[dtype] <= _SHORT < _CACHED <= rows * n * _SIZES[dtype],
         )
         of_both: list[Band] = [shared]
         if rows * n * _SIZES[dtype] >= _STREAMED:  # whether rows are whole lines, and whole words

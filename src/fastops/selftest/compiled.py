@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
 
 import torch
 
-from .accuracy import evaluate, incoming_gradients, is_learnable
+from .accuracy import evaluate, incoming_gradients, is_learnable, wide_copies
 from .checks import NOT_CHECKED, Outcome
-from .forms import Worst, rows_apart
+from .forms import Form, Worst, rows_apart
 from .target import Target
 
 CHECK = "torch.compile"
@@ -33,4 +36,22 @@ def compiled(t: Target) -> Iterator[Outcome]:
     with torch.autocast(t.path.device.type, torch.bfloat16):
         dtypes = [[x.dtype for x in function(*low.args)] for function in (low.ours, graph)]
     worst.expect(dtypes[0] == dtypes[1], f"results under autocast must be {dtypes[0]}", f"{low.text}: {dtypes[1]}")
+    _of_one_tensor_twice(worst, form)
     yield worst.outcome()
+
+
+def _of_one_tensor_twice(worst: Worst, form: Form) -> None:
+    """As two arguments of one shape, the first two that there are."""
+    pairs = combinations(form.learnable, 2)
+    j, k = next((pair for pair in pairs if form.args[pair[0]].shape == form.args[pair[1]].shape), (0, 0))
+    if k == 0:
+        return
+
+    def once(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: function(*args[:k], args[j], *args[k:])
+
+    args, names = ((*of[:k], *of[k + 1 :]) for of in (form.args, form.names))
+    graph = torch.compile(once(form.ours), backend="aot_eager", fullgraph=True)
+    found = evaluate(graph, args)
+    truth = evaluate(once(form.plain), wide_copies(args), wide_copies(incoming_gradients(found.outputs)))
+    worst.compare(replace(form, names=names, args=args), found, truth, f"{form.names[j]} as {form.names[k]}")

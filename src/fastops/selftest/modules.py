@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import nn
-from .accuracy import evaluate
+from .accuracy import Evaluation, evaluate
 from .bits import all_same, same_bits
 from .checks import Outcome, same_results
 from .forms import Form, Worst, of_calls, of_samples, results_of
@@ -19,6 +20,7 @@ from .target import Target
 
 Arguments = dict[str, Any]
 Module = type[torch.nn.Module]
+Twin = torch.nn.Module | None
 
 
 @dataclass(frozen=True)
@@ -110,17 +112,21 @@ def _as_operator(worst: Worst, form: Form, as_: As) -> None:
     begun = _begun(as_, arguments)
     if begun is None:
         return
-    module, theirs = begun
+    module, theirs, turned = begun
 
-    def by_module(*args: Any) -> tuple[Tensor, ...]:
+    def by(module: torch.nn.Module, *args: Any) -> tuple[Tensor, ...]:
         given = form.given | dict(zip(form.names, args, strict=True))
         state = {key: given[name] for name, key in as_.state.items() if given.get(name) is not None}
         first, *others = (given.get(name) for name in as_.inputs)
         inputs = (first, tuple(others)) if as_.module is nn.LLTM else (first, *others)
         return results_of(torch.func.functional_call(module, state, inputs))
 
-    found, expected = evaluate(by_module, form.args), evaluate(form.ours, form.args)
+    (expected, least), (found, kept) = _with_bytes_kept(form.ours, form), _with_bytes_kept(partial(by, module), form)
     worst.expect(same_results(found, expected), "other bits than the operator's", form.text)
+    worst.expect(kept == least, f"{kept} bytes kept for the backward, by the operator {least}", form.text)
+    if turned:
+        found = evaluate(partial(by, turned), form.args)
+        worst.expect(same_results(found, expected), "other bits of torch.nn's that became ours", form.text)
     for key, parameter in module.named_parameters():
         twin = theirs.get_parameter(key) if theirs else parameter
         right = parameter + getattr(module, "weight_offset", 0.0) if key == "weight" else parameter
@@ -130,8 +136,21 @@ def _as_operator(worst: Worst, form: Form, as_: As) -> None:
             worst.expect(0.5 * limit < largest <= limit, f"{key} does not begin in ±{limit:.3g}", form.text)
 
 
-def _begun(as_: As, arguments: Arguments) -> tuple[torch.nn.Module, torch.nn.Module | None] | None:
-    """The module and torch.nn's, if there is one, of these arguments and one seed. None: the module lacks one."""
+def _with_bytes_kept(function: Callable[..., Any], form: Form) -> tuple[Evaluation, int]:
+    kept: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        return evaluate(function, form.args), sum(kept.values())
+
+
+def _begun(as_: As, arguments: Arguments) -> tuple[torch.nn.Module, Twin, Twin] | None:
+    """Of these arguments and one seed the module, torch.nn's if there is one, and, where that takes all of them, one of
+    torch.nn's whose class is ours now. None: the module lacks one.
+    """
     options = {as_.options.get(k, k): v for k, v in arguments.items() if k not in (*as_.inputs, *as_.state)}
     options |= as_.sizes(arguments)
     taken = _constructor(as_.module)
@@ -147,7 +166,12 @@ def _begun(as_: As, arguments: Arguments) -> tuple[torch.nn.Module, torch.nn.Mod
         raise RuntimeError(f"{as_.module.__name__} has no {', '.join(missing)} in its state_dict")
     base = _base(as_.module)
     known = {k: v for k, v in options.items() if k in _constructor(base)}
-    return module, None if base is torch.nn.Module else _seeded(base, known)
+    if base is torch.nn.Module:
+        return module, None, None
+    turned = _seeded(base, known) if known == options else None
+    if turned:
+        turned.__class__ = as_.module
+    return module, _seeded(base, known), turned
 
 
 def _base(module: Module) -> Module:

@@ -27,12 +27,14 @@ def no_numbers(t: Target) -> Iterator[Outcome]:
         clean = clean.on_cpu()
         truth = form.truth(grads)
         for k in form.learnable:
-            for value in _not_numbers(form.args[k].dtype):
+            half = form.args[k].numel() // 2
+            middle, whole = slice(half, half + 1), slice(None)
+            for value, part in (*product(_not_numbers(form.args[k].dtype), [middle]), (-torch.inf, whole)):
                 x = form.args[k].clone(memory_format=torch.contiguous_format)
-                x.view(-1)[x.numel() // 2] = value
+                x.view(-1)[part] = value
                 dirty = form.with_args((*form.args[:k], x, *form.args[k + 1 :]))
                 found, expected = evaluate(dirty.ours, dirty.args, grads).on_cpu(), dirty.truth(grads)
-                where = f"{form.text}, {value} in {form.names[k]}"
+                where = f"{form.text}, {value} in {'all of ' * (part == whole)}{form.names[k]}"
                 for a, b in zip(found.outputs, expected.outputs, strict=True):
                     worst.expect(torch.equal(_class(a), _class(b)), "not where the formula has them", where)
                 if not t.quick or value == -torch.inf:  # as what is masked is
@@ -101,7 +103,7 @@ def _lost(found: Tensor, truth: Tensor) -> bool:
 
 
 def _spoilt(x: Tensor, columns: int) -> Iterator[tuple[str, Tensor]]:
-    """Of the second row the first number, the middle one or the last, as it is and in a row that ends in -inf."""
+    """Of the second row the first number, the middle one or the last, also where it ends in -inf; and all of it."""
     dim = next((d for d, n in enumerate(x.shape) if n == columns), x.dim() - 1)
     columns = x.shape[dim]
     for masked, value, at in product((False, True), _not_numbers(x.dtype)[:3], (0, columns // 2, columns - 1)):
@@ -111,6 +113,9 @@ def _spoilt(x: Tensor, columns: int) -> Iterator[tuple[str, Tensor]]:
             row[..., columns // 4 :] = -torch.inf
         row[..., at] = value
         yield f"{value} at {at}" + " of -inf" * masked, dirty
+    dirty = x.clone()
+    dirty.movedim(dim, -1)[1] = -torch.inf
+    yield "-inf throughout", dirty
 
 
 def no_number_comes_in(t: Target) -> Iterator[Outcome]:

@@ -166,6 +166,8 @@ def other_dtypes(t: Target) -> Iterator[Outcome]:
             worst.expect(same_bits(rounded, (first.double() + second.double()).to(dtype)), "not the sum", where)
             alone = evaluate(other.ours, (rounded.to(first.dtype), torch.zeros_like(second), *rest), grads)
             worst.expect(all_same(found.outputs, alone.outputs), "not normalised as rounded", where)
+            truth = other.truth(grads, (rounded, torch.zeros_like(second), *rest))
+            worst.gradient(other, 0, found.gradients[0], truth.gradients[0], where)
         else:
             result = found.outputs[0].dtype
             own = result == result_dtype(t.case, t.dtype)
@@ -266,6 +268,7 @@ PROMISE_CHECKS: tuple[Check, ...] = (
     kept.products,
     kept.copies,
     recomputed.recomputed,
+    recomputed.changed,
     as_alone,
     overridden.overridden,
     modules.modules,

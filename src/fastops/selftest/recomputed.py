@@ -1,14 +1,15 @@
-"""What a backward reads goes through torch's hooks: it may be computed again, or lie elsewhere meanwhile."""
+"""What a backward reads goes through torch's hooks: it may meanwhile be computed again, lie elsewhere, or change."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .accuracy import evaluate
+from .accuracy import Evaluation, evaluate, incoming_gradients
 from .checks import Outcome, same_results
 from .forms import Form, Worst, few, of_calls
 from .target import Target
@@ -25,6 +26,36 @@ def recomputed(t: Target) -> Iterator[Outcome]:
             found = evaluate(lambda *args: function(form, args), form.args)  # noqa: B023
             worst.expect(same_results(found, alone), f"other bits {function.__name__[1:]}", form.text)
     yield worst.outcome()
+
+
+def changed(t: Target) -> Iterator[Outcome]:
+    """What is changed in place before a backward: torch's error, or the gradients of what it was."""
+    if not t.first:
+        return
+    worst = Worst(t, "changed before the backward")
+    for form in few(t):
+        alone = evaluate(form.ours, form.args)
+        for name in (*form.names, *(name for name, x in form.given.items() if isinstance(x, Tensor))):
+            found = _after_a_change(form, name, incoming_gradients(alone.outputs))
+            worst.expect(found is None or same_results(found, alone), "a wrong gradient", f"{name} of {form.text}")
+    yield worst.outcome()
+
+
+def _after_a_change(form: Form, name: str, grads: tuple[Tensor, ...]) -> Evaluation | None:
+    """None where torch refuses the backward."""
+    given = {n: x.clone() if isinstance(x, Tensor) else x for n, x in form.given.items()}
+    copies = {n: x.detach().clone() for n, x in zip(form.names, form.args, strict=True)}
+    own = replace(form, args=tuple(copies.values()), given=given)
+    learning = [own.args[k].requires_grad_() for k in own.learnable]
+    outputs = own.ours(*own.args)
+    with torch.no_grad():
+        (given | copies)[name].zero_()
+    try:
+        return Evaluation(tuple(x.detach() for x in outputs), torch.autograd.grad(outputs, learning, grads))
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        return None
 
 
 def _checkpointed(form: Form, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -55,7 +55,10 @@ def wrong_indices(t: Target) -> Iterator[Outcome]:
     whole = [k for k, x in enumerate(form.args) if x.dtype in (torch.int32, torch.int64)]
     of_dtypes = [(k, form.args[k].to(dtype)) for k, dtype in product(whole, (torch.int64, torch.int32))]
     accepted = [(k, x) for k, x in of_dtypes if not error_of(lambda: form.ours(*form.args[:k], x, *form.args[k + 1 :]))]  # noqa: B023
-    for (k, right), index in product(accepted, (-7, -1, *sorted(sizes), 1 << 30)):
+    # Of the last one the lower 32 bits are right.
+    for (k, right), index in product(accepted, (-7, -1, *sorted(sizes), 1 << 30, 1 << 32)):
+        if index > torch.iinfo(right.dtype).max:
+            continue
         x = right.clone()
         x.view(-1)[x.numel() // 2] = index
         other = form.with_args((*form.args[:k], x, *form.args[k + 1 :]))

@@ -70,7 +70,7 @@ def _config(dim: int, base: float = 1e4, scaling: str = "default", **settings: A
 
 
 def _configs(**options: Any) -> Iterator[tuple[str, SimpleNamespace, str | None]]:
-    """And for which type of layers: as transformers 5 has them, with settings for each type, and as 4 has them."""
+    """And for which type of layers: as transformers 5 has them, with settings for each, and as 4 and 3 do."""
     config = _config(**options)
     yield "a config", config, None
     settings = {**config.rope_parameters}
@@ -80,6 +80,8 @@ def _configs(**options: Any) -> Iterator[tuple[str, SimpleNamespace, str | None]
     older["partial_rotary_factor"] = settings.pop("partial_rotary_factor")
     rest = {name: value for name, value in vars(config).items() if name != "rope_parameters"}
     yield "an older config", SimpleNamespace(**rest, **older), None
+    older["rope_scaling"] = {"type": settings.pop("rope_type"), **settings}
+    yield "one that says type", SimpleNamespace(**rest, **older), None
 
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)

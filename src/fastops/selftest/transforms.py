@@ -46,6 +46,7 @@ def vmap(t: Target) -> Iterator[Outcome]:
         for d in (0, -1):
             both = func.vmap(_pulled(form), d)(*(x.movedim(0, d) for x in (*batches, *grads)))
             worst.compare(form, Evaluation(*both), every, f"{form.text}, all along {d}")
+        _of_torchs_batch(worst, form, grads)
     if t.first:
         _of_one_alone(worst, next(iter(few(t))))
     yield worst.outcome()
@@ -63,6 +64,16 @@ def _of_fixed(worst: Worst, form: Form, name: str) -> None:
     for d in range(own.dim() + 1):
         found = func.vmap(lambda x: given(x).ours(*form.args), d)(batch.movedim(0, d))
         worst.outputs(form, found, truth, f"{form.text}, {name} along {d}")
+
+
+def _of_torchs_batch(worst: Worst, form: Form, grads: list[Tensor]) -> None:
+    """Gradients for a batch of those that come in, as torch.autograd has them for a Jacobian."""
+    args = [x.detach().requires_grad_(k in form.learnable) for k, x in enumerate(form.args)]
+    learning = [args[k] for k in form.learnable]
+    found = torch.autograd.grad(form.ours(*args), learning, grads, is_grads_batched=True)
+    truth = _stacked(form.truth([g[n] for g in grads]).gradients for n in range(BATCH))
+    for k, pair in enumerate(zip(found, truth, strict=True)):
+        worst.gradient(form, k, *pair, f"{form.text}, is_grads_batched")
 
 
 def _of_one_alone(worst: Worst, form: Form) -> None:
