@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,10 +137,15 @@ def wide_copies(args: tuple[Any, ...], where_they_are: bool = False) -> tuple[An
     return tuple(map(wide, args))
 
 
+def in_float64(function: Callable[..., Any], args: tuple[Any, ...], grads: Iterable[Tensor]) -> Evaluation:
+    """On the CPU, of wide copies of the arguments and of the gradients that come in."""
+    wide = wide_copies((*args, *grads))
+    return evaluate(function, wide[: len(args)], wide[len(args) :])
+
+
 def truth_of(case: Case, args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Evaluation:
     """The formula on float64 copies of the arguments, and of the gradients that come in for these outputs."""
-    wide = wide_copies((*args, *incoming_gradients(outputs)))
-    return evaluate(case.plain, wide[: len(args)], wide[len(args) :])
+    return in_float64(case.plain, args, incoming_gradients(outputs))
 
 
 def errors(case: Case, args: tuple[Any, ...], result: Evaluation, truth: Evaluation) -> Iterator[tuple[str, float]]:

@@ -41,7 +41,7 @@ def _equal(a: Tensor, b: Tensor) -> Tensor:
 
 def other_bits(found: Iterable[Tensor], expected: Iterable[Tensor]) -> Tensor:
     """Whether any of them has other bits than expected, on their device: what asks for it waits."""
-    return torch.stack([(bits(a) != bits(b)).any() for a, b in zip(found, expected, strict=True)]).any()
+    return ~torch.stack([_equal(bits(a), bits(b)) for a, b in zip(found, expected, strict=True)]).all()
 
 
 def all_alike(slices: Tensor) -> Tensor:

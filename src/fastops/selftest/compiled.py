@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .accuracy import evaluate, incoming_gradients, is_learnable, wide_copies
+from .accuracy import evaluate, in_float64, incoming_gradients, is_learnable
 from .checks import NOT_CHECKED, Outcome
 from .forms import Form, Worst, rows_apart
 from .target import Target
@@ -36,12 +36,12 @@ def compiled(t: Target) -> Iterator[Outcome]:
     with torch.autocast(t.path.device.type, torch.bfloat16):
         dtypes = [[x.dtype for x in function(*low.args)] for function in (low.ours, graph)]
     worst.expect(dtypes[0] == dtypes[1], f"results under autocast must be {dtypes[0]}", f"{low.text}: {dtypes[1]}")
-    _of_one_tensor_twice(worst, form)
+    _of_duplicate_inputs(worst, form)
     yield worst.outcome()
 
 
-def _of_one_tensor_twice(worst: Worst, form: Form) -> None:
-    """As two arguments of one shape, the first two that there are."""
+def _of_duplicate_inputs(worst: Worst, form: Form) -> None:
+    """One tensor as two arguments of one shape, the first two that there are."""
     pairs = combinations(form.learnable, 2)
     j, k = next((pair for pair in pairs if form.args[pair[0]].shape == form.args[pair[1]].shape), (0, 0))
     if k == 0:
@@ -53,5 +53,5 @@ def _of_one_tensor_twice(worst: Worst, form: Form) -> None:
     args, names = ((*of[:k], *of[k + 1 :]) for of in (form.args, form.names))
     graph = torch.compile(once(form.ours), backend="aot_eager", fullgraph=True)
     found = evaluate(graph, args)
-    truth = evaluate(once(form.plain), wide_copies(args), wide_copies(incoming_gradients(found.outputs)))
+    truth = in_float64(once(form.plain), args, incoming_gradients(found.outputs))
     worst.compare(replace(form, names=names, args=args), found, truth, f"{form.names[j]} as {form.names[k]}")

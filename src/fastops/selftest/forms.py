@@ -13,7 +13,7 @@ from torch import Tensor
 from ..cases import Case
 from ..cases.case import Call
 from ..cases.inputs import HALVES
-from .accuracy import Evaluation, counted_in, errors, evaluate, gradient_error, is_learnable, ulps, wide_copies
+from .accuracy import Evaluation, counted_in, errors, gradient_error, in_float64, is_learnable, ulps, wide_copies
 from .checks import Outcome
 from .target import Target, parameters_of
 from .together import on_cpu
@@ -43,9 +43,7 @@ class Form:
         return results_of(self.case.reference(**dict(zip(self.names, self.args, strict=True)), **self.given))
 
     def truth(self, grads: Iterable[Tensor], args: Sequence[Any] | None = None) -> Evaluation:
-        args = tuple(args or self.args)
-        wide = wide_copies((*args, *grads))
-        return evaluate(self.plain, wide[: len(args)], wide[len(args) :])
+        return in_float64(self.plain, tuple(args or self.args), grads)
 
     def with_args(self, args: Iterable[Tensor]) -> Form:
         return replace(self, args=tuple(args))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -43,13 +43,30 @@ class _Calls(TorchDispatchMode):
         return self.counts["aten::mm"] + self.counts["aten::addmm"]
 
 
+class Kept(torch.autograd.graph.saved_tensors_hooks):
+    """What is kept for a backward of the calls meanwhile, each storage once."""
+
+    def __init__(self) -> None:
+        self._alive: dict[int, torch.UntypedStorage] = {}
+        super().__init__(self._pack, lambda x: x)
+
+    def _pack(self, x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        self._alive[storage.data_ptr()] = storage
+        return x
+
+    @property
+    def bytes(self) -> int:
+        return sum(storage.nbytes() for storage in self._alive.values())
+
+
 def kernels_run(t: Target) -> Iterator[Outcome]:
     """Ops of ours in the forward and in the backward; behind each raw op is a kernel of the device."""
     key = t.path.device.type.upper()
     names = dict.fromkeys(f"fastops::{call.op}" for call in t.raw(3, 5))
     without = [name for name in names if not torch._C._dispatch_has_kernel_for_dispatch_key(name, key)]
     wrong = [f"{name} has no kernel for {key}" for name in without]
-    _, ours = _both_ways(t, lambda x: x)
+    _, ours = _both_ways(t)
     wrong += [
         f"no op of ours in the {way}" for way, found in zip(("forward", "backward"), ours, strict=True) if not found
     ]
@@ -63,19 +80,13 @@ def kept(t: Target) -> Iterator[Outcome]:
     """For the backward no more than the table says that any must read, and statistics of the rows."""
     if t.case.rounds_between and not in_slices(t.case):  # a product in between is kept too
         return
-    alive: dict[int, torch.UntypedStorage] = {}
-
-    def pack(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        alive[storage.data_ptr()] = storage
-        return x
-
-    (args, outputs), _ = _both_ways(t, pack, **({"save": "none"} if in_slices(t.case) else {}))
+    with (found := Kept()):
+        (args, outputs), _ = _both_ways(t, **({"save": "none"} if in_slices(t.case) else {}))
     reads = t.case.gradient_reads(args, outputs) if t.case.gradient_reads else tensors_of(args)
     constants = (x for k, x in enumerate(args) if k in t.case.constants)
     given = _bytes([*reads, *constants])
-    kept, limit = sum(storage.nbytes() for storage in alive.values()), given + _OF_A_ROW * _ROWS
-    yield Outcome("kept for the backward", kept <= limit, detail=f"{kept} bytes, at most {limit}")
+    limit = given + _OF_A_ROW * _ROWS
+    yield Outcome("kept for the backward", found.bytes <= limit, detail=f"{found.bytes} bytes, at most {limit}")
 
 
 def copies(t: Target) -> Iterator[Outcome]:
@@ -139,12 +150,12 @@ def _products(form: Form, learn: list[int]) -> int:
     return calls.products
 
 
-def _both_ways(t: Target, pack: Callable[[Tensor], Tensor], **options: Any) -> Any:
+def _both_ways(t: Target, **options: Any) -> Any:
     """Arguments and outputs of a problem, and whether ops of ours run each way."""
     sizes = (_ROWS, _COLUMNS, _CLASSES) if in_slices(t.case) else (_ROWS, _COLUMNS)
     given = t.case.problem(t.make(), *sizes)
     args = tuple(x.requires_grad_(k not in t.case.constants) if is_learnable(x) else x for k, x in enumerate(given))
-    with _Calls() as forward, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+    with _Calls() as forward:
         found = t.function(*args, **options)
     outputs = found if isinstance(found, tuple) else (found,)
     grads = incoming_gradients(outputs)

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from .. import nn
-from .accuracy import Evaluation, evaluate
+from .accuracy import evaluate
 from .bits import all_same, same_bits
 from .checks import Outcome, same_results
 from .forms import Form, Worst, of_calls, of_samples, results_of
+from .kept import Kept
 from .target import Target
 
 Arguments = dict[str, Any]
 Module = type[torch.nn.Module]
-Twin = torch.nn.Module | None
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _as_operator(worst: Worst, form: Form, as_: As) -> None:
     begun = _begun(as_, arguments)
     if begun is None:
         return
-    module, theirs, turned = begun
+    module, theirs, known_to_torch = begun
 
     def by(module: torch.nn.Module, *args: Any) -> tuple[Tensor, ...]:
         given = form.given | dict(zip(form.names, args, strict=True))
@@ -121,12 +121,12 @@ def _as_operator(worst: Worst, form: Form, as_: As) -> None:
         inputs = (first, tuple(others)) if as_.module is nn.LLTM else (first, *others)
         return results_of(torch.func.functional_call(module, state, inputs))
 
-    (expected, least), (found, kept) = _with_bytes_kept(form.ours, form), _with_bytes_kept(partial(by, module), form)
+    with (least := Kept()):
+        expected = evaluate(form.ours, form.args)
+    with (kept := Kept()):
+        found = evaluate(partial(by, module), form.args)
     worst.expect(same_results(found, expected), "other bits than the operator's", form.text)
-    worst.expect(kept == least, f"{kept} bytes kept for the backward, by the operator {least}", form.text)
-    if turned:
-        found = evaluate(partial(by, turned), form.args)
-        worst.expect(same_results(found, expected), "other bits of torch.nn's that became ours", form.text)
+    worst.expect(kept.bytes == least.bytes, f"{kept.bytes} bytes kept, by the operator {least.bytes}", form.text)
     for key, parameter in module.named_parameters():
         twin = theirs.get_parameter(key) if theirs else parameter
         right = parameter + getattr(module, "weight_offset", 0.0) if key == "weight" else parameter
@@ -134,22 +134,15 @@ def _as_operator(worst: Worst, form: Form, as_: As) -> None:
         if as_.spread:
             largest, limit = float(parameter.abs().max()), as_.spread(arguments)
             worst.expect(0.5 * limit < largest <= limit, f"{key} does not begin in ±{limit:.3g}", form.text)
+    if theirs and known_to_torch:
+        theirs.__class__ = as_.module
+        found = evaluate(partial(by, theirs), form.args)
+        worst.expect(same_results(found, expected), "other bits of torch.nn's that became ours", form.text)
 
 
-def _with_bytes_kept(function: Callable[..., Any], form: Form) -> tuple[Evaluation, int]:
-    kept: dict[int, int] = {}
-
-    def pack(x: Tensor) -> Tensor:
-        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        return evaluate(function, form.args), sum(kept.values())
-
-
-def _begun(as_: As, arguments: Arguments) -> tuple[torch.nn.Module, Twin, Twin] | None:
-    """Of these arguments and one seed the module, torch.nn's if there is one, and, where that takes all of them, one of
-    torch.nn's whose class is ours now. None: the module lacks one.
+def _begun(as_: As, arguments: Arguments) -> tuple[torch.nn.Module, torch.nn.Module | None, bool] | None:
+    """The module and torch.nn's, if there is one, of these arguments and one seed, and whether torch.nn's knows all of
+    them. None: the module lacks one.
     """
     options = {as_.options.get(k, k): v for k, v in arguments.items() if k not in (*as_.inputs, *as_.state)}
     options |= as_.sizes(arguments)
@@ -166,12 +159,7 @@ def _begun(as_: As, arguments: Arguments) -> tuple[torch.nn.Module, Twin, Twin] 
         raise RuntimeError(f"{as_.module.__name__} has no {', '.join(missing)} in its state_dict")
     base = _base(as_.module)
     known = {k: v for k, v in options.items() if k in _constructor(base)}
-    if base is torch.nn.Module:
-        return module, None, None
-    turned = _seeded(base, known) if known == options else None
-    if turned:
-        turned.__class__ = as_.module
-    return module, _seeded(base, known), turned
+    return module, None if base is torch.nn.Module else _seeded(base, known), len(known) == len(options)
 
 
 def _base(module: Module) -> Module:

@@ -111,10 +111,12 @@ _pools: dict[torch.device, _Pool] = {}  # to make one is to wait for the driver
 
 def _pool(device: torch.device, small: int, large: int) -> _Pool:
     """With at least so many bytes of both kinds."""
-    if not (old := _pools.get(device)) or old.small < small or old.large < large:
-        small, large = (max(_SEGMENT, 1 << (size - 1).bit_length()) for size in (small, large))
-        _pools[device] = _Pool(device, max(small, old.small if old else 0), max(large, old.large if old else 0))
-    return _pools[device]
+    held = _pools.get(device)
+    if held is None or held.small < small or held.large < large:
+        own = (held.small, held.large) if held else (_SEGMENT, _SEGMENT)
+        sizes = (max(least, 1 << (size - 1).bit_length()) for size, least in zip((small, large), own, strict=True))
+        held = _pools[device] = _Pool(device, *sizes)
+    return held
 
 
 @contextlib.contextmanager
