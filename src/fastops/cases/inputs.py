@@ -76,10 +76,20 @@ def stepped(t: Tensor) -> Tensor:
     return view.copy_(t)
 
 
+def of_wider(t: Tensor, more: int) -> Tensor:
+    """The first columns of rows that are so many columns wider."""
+    view = t.new_zeros(*t.shape[:-1], t.shape[-1] + more)[..., : t.shape[-1]]
+    return view.copy_(t)
+
+
 def row_slice(t: Tensor) -> Tensor:
     """The first columns of wider rows."""
-    view = t.new_zeros(*t.shape[:-1], t.shape[-1] + 64)[..., : t.shape[-1]]
-    return view.copy_(t)
+    return of_wider(t, 64)
+
+
+def odd_rows(t: Tensor) -> Tensor:
+    """One number lies between rows, which then are no whole vectors apart where they are whole vectors."""
+    return of_wider(t, 1)
 
 
 def shortened(t: Tensor) -> Tensor:

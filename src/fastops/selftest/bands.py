@@ -34,6 +34,7 @@ FEW = 3  # rows that differ, of which float64 has the truth
 _SIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 _ENDLESS = 70000  # units of rows that are longer than a rule's last bound
 LARGE = 1 << 27  # bytes of a tensor on a GPU
+_EACH_LENGTH = 8192  # up to which a plan is asked about each
 
 
 def bands_of(op: str, dtype: str, card: Facts | None) -> dict[Band, list[Problem]]:
@@ -143,11 +144,13 @@ def _norm(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
             lengths = [n for n in lengths_near_bounds(table, dtype) if n > 2]
             for band, rows, n in _by_rule(dtype, lengths, _rows(card), plan, ["schedule"]):
                 yield (table, *band), Problem(backward, wide, rows, n)
-            # Of each number of warps the shortest row and the longest, so many that no schedule of fewer has them.
+            # Of each number of warps, and of teams in a block, the shortest row and the longest, which has the most
+            # shared memory, so many that no schedule of fewer has them.
             teams: dict[Any, list[int]] = {}
-            for n in _lengths_of_teams(table, dtype):
-                found = plan(1, n)
-                teams.setdefault(tuple(found[name] for name in ("rule", "threads", "blocks")), []).append(n)
+            for n in sorted({*range(3, _EACH_LENGTH), *_lengths_of_teams(table, dtype)}):
+                found = plan(1 << 20, n)
+                shape = tuple(found.get(name) for name in ("rule", "threads", "blocks", "teams"))
+                teams.setdefault(shape, []).append(n)
             for (rule, *_), ns in teams.items():
                 for n in {ns[0], ns[-1]}:
                     fewest = {plan(rows, n)["schedule"]: rows for rows in reversed(_rows(card)) if rows > 1}
