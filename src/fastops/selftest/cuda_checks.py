@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import permutations
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..cases import RawCall
+from ..cases.inputs import MakeFromPool
 from .accuracy import evaluate, incoming_gradients, tensors_of
-from .behind import just_written
+from .behind import just_written, just_written_by_ours
 from .bits import all_same, other_bits
 from .checks import COLUMNS, ROWS, Check, Outcome, same_results
 from .forms import Worst, few
+from .many_numbers import many_numbers
 from .margins import margins
 from .target import Target
 
@@ -82,17 +86,50 @@ def side_stream(t: Target) -> Iterator[Outcome]:
 
 
 def another_is_current(t: Target) -> Iterator[Outcome]:
-    """Of several GPUs, while another than the tensors' is the current one."""
+    """Of several GPUs, while another than the tensors' is the current one; and long rows on one behind the other, of
+    which each has to allow its clusters and their memory.
+    """
     count = torch.cuda.device_count()
     if count < 2 or not t.first:
         return
     worst = Worst(t, "another GPU is current")
+    other = torch.device("cuda", (t.path.device.index + 1) % count)
+    alike = len({torch.cuda.get_device_name(device) for device in (t.path.device, other)}) == 1
+    for call in t.case.raw(MakeFromPool(t.path.device, t.dtype), 3, _LONG[-1]):
+        here, there = call(), call.with_args(tuple(x.to(other) if isinstance(x, Tensor) else x for x in call.args))()
+        worst.expect(not alike or all_same(here, (x.to(t.path.device) for x in there)), "other bits there", call.op)
     for form in few(t):
         alone = evaluate(form.ours, form.args)
         with torch.cuda.device((t.path.device.index + 1) % count):
             found = evaluate(form.ours, form.args)
         worst.expect(same_results(found, alone), "other bits", form.text)
     yield worst.outcome()
+
+
+def after_others(t: Target) -> Iterator[Outcome]:
+    """Sums over rows, in chunks whose number a kernel's room on the card decides, of each length behind each other one:
+    their bits do not depend on what ran before.
+    """
+    wrong = set()
+    by_op: dict[str, list[RawCall]] = {}
+    for n in _LONG:
+        calls = {call.op: call for call in reversed(t.case.raw(MakeFromPool(t.path.device, t.dtype), 3, n))}
+        for op, call in calls.items():
+            if op.endswith("_backward") and not call.args_of and call.most_rows > 3 * _TIMES and _sums(call):
+                by_op.setdefault(op, []).append(call.repeated(_TIMES))
+    for op, of_lengths in by_op.items():
+        first = [_sums(call) for call in of_lengths]
+        found = [(k, _sums(of_lengths[k])) for pair in permutations(range(len(of_lengths)), 2) for k in pair]
+        if torch.stack([other_bits(sums, first[k]) for k, sums in found]).any():
+            wrong.add(op)
+    yield Outcome("same bits after other lengths", not wrong, detail=", ".join(sorted(wrong)))
+
+
+_LONG, _TIMES = (4096, 8192, 12288, 16384, 24576, 32768), 67
+
+
+def _sums(call: RawCall) -> list[Tensor]:
+    return [x for k, x in enumerate(call()) if k not in call.row_outputs]
 
 
 def order(t: Target) -> Iterator[Outcome]:
@@ -110,7 +147,7 @@ def order(t: Target) -> Iterator[Outcome]:
         found = [just_written(source)() for _ in range(rounds) for source in both]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            captured = [just_written(source)() for _ in range(2) for source in both]
+            captured = [just_written_by_ours(source)() for _ in range(2) for source in both]
         for how, of_all, times in (("launched", found, 1), ("in a graph", captured, rounds)):
             differs = []
             for _ in range(times):
@@ -139,4 +176,12 @@ def _refill(args: tuple[Any, ...], values: tuple[Any, ...]) -> None:
 
 
 FIRST: tuple[Check, ...] = (graph_of_kernels,)
-CUDA_CHECKS: tuple[Check, ...] = (graph_of_function, side_stream, another_is_current, order, margins)
+CUDA_CHECKS: tuple[Check, ...] = (
+    graph_of_function,
+    side_stream,
+    another_is_current,
+    after_others,
+    order,
+    margins,
+    many_numbers,
+)

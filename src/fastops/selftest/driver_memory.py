@@ -46,13 +46,21 @@ class DriverMemory:
         self._ask("cuMemAddressReserve", byref(begin), c_size_t(size), c_size_t(0), c_uint64(0), c_uint64(0))
         return begin.value
 
-    def back(self, place: int, size: int) -> None:
-        """Memory for them. Both are multiples of the granularity."""
+    def back(self, place: int, size: int, times: int = 1) -> None:
+        """Memory for them, the same one so many times in a row. Both are multiples of the granularity."""
         memory = c_uint64()
         self._ask("cuMemCreate", byref(memory), c_size_t(size), byref(self._of), c_uint64(0))
-        self._ask("cuMemMap", c_uint64(place), c_size_t(size), c_size_t(0), memory, c_uint64(0))
+        for begin in range(place, place + times * size, size):
+            self._ask("cuMemMap", c_uint64(begin), c_size_t(size), c_size_t(0), memory, c_uint64(0))
         access = (c_int * 3)(_ON_DEVICE, self._device.index, _READ_AND_WRITE)
-        self._ask("cuMemSetAccess", c_uint64(place), c_size_t(size), access, c_size_t(1))
+        self._ask("cuMemSetAccess", c_uint64(place), c_size_t(times * size), access, c_size_t(1))
+        self._ask("cuMemRelease", memory)  # it stays while it is mapped
+
+    def free(self, place: int, size: int, times: int = 1) -> None:
+        """What was reserved, and backed like this."""
+        for begin in range(place, place + times * size, size):
+            self._ask("cuMemUnmap", c_uint64(begin), c_size_t(size))
+        self._ask("cuMemAddressFree", c_uint64(place), c_size_t(times * size))
 
     def fill(self, place: int, byte: int, size: int) -> None:
         self._ask("cuMemsetD8_v2", c_uint64(place), ctypes.c_ubyte(byte), c_size_t(size))

@@ -1,0 +1,82 @@
+"""More numbers than 32 bits count, in rows that are one piece of a GPU's memory over and over."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..cases import RawCall
+from ..cases.case import ANY_ROWS
+from ..cases.inputs import MakeFromPool
+from .bits import all_alike, other_bits
+from .checks import NOT_CHECKED, Outcome, is_statistic
+from .driver_memory import DriverMemory
+from .target import Target
+
+CHECK = "more than 2^31 numbers"
+_ROWS, _COLUMNS, _PIECES = 1024, 1024, 4  # so that tensors of several heads are whole pages as well
+_ROOM = 4  # of other processes
+
+
+def many_numbers(t: Target) -> Iterator[Outcome]:
+    """The first call of each raw op, of bfloat16 alone: all kernels' indices are of one source.
+
+    Each repetition has the results of the piece by itself. What has no room on the GPU is not tried.
+    """
+    if t.quick or t.dtype != torch.bfloat16:
+        return
+    wrong, no_room = [], []
+    memory = DriverMemory(t.path.device)
+    calls: dict[str, RawCall] = {}
+    for call in t.case.raw(MakeFromPool(t.path.device, t.dtype), _ROWS, _COLUMNS):
+        if call.args_of is None and call.most_rows == ANY_ROWS and call.row_outputs:
+            calls.setdefault(call.op, call)
+    for call in calls.values():
+        piece = call.repeated(_PIECES)
+        alone = piece()
+        times = (1 << 31) // max(x.numel() for x in _of_rows(piece)) + 1
+        free, _ = torch.cuda.mem_get_info(t.path.device)
+        if _ROOM * times * sum(alone[k].nbytes for k in call.row_outputs) > free:
+            no_room.append(call.op)
+            continue
+        with _over_and_over(piece, times, memory) as many:
+            outputs = many()
+            flags = []
+            for k in call.row_outputs:
+                repeated = outputs[k].view(times, *alone[k].shape)
+                flags += [~all_alike(repeated), other_bits([repeated[0]], [alone[k]])]
+            if torch.stack(flags).any():
+                wrong.append(call.op)
+            del outputs, repeated
+        torch.cuda.empty_cache()
+    detail = ", ".join(wrong) or (f"{NOT_CHECKED} no room for {', '.join(no_room)}" if no_room else "")
+    yield Outcome(CHECK, not wrong, detail=detail)
+
+
+def _of_rows(call: RawCall) -> list[Tensor]:
+    return [x for k, x in enumerate(call.args) if isinstance(x, Tensor) and k not in call.shared]
+
+
+@contextlib.contextmanager
+def _over_and_over(call: RawCall, times: int, memory: DriverMemory) -> Iterator[RawCall]:
+    """With tensors of rows so many times, of which those of whole pages are in memory once."""
+    args = list(call.args)
+    with contextlib.ExitStack() as until:
+        for k, x in enumerate(call.args):
+            if not isinstance(x, Tensor) or k in call.shared:
+                continue
+            if x.nbytes % memory.granularity or is_statistic(call, k):
+                args[k] = x.repeat(times, *[1] * (x.dim() - 1))
+                continue
+            place = memory.reserve(times * x.nbytes)
+            memory.back(place, x.nbytes, times)
+            until.callback(memory.free, place, x.nbytes, times)
+            dense = x.contiguous()
+            there = memory.tensor(place, times * x.nbytes, x.dtype)
+            there.as_strided(x.shape, dense.stride()).copy_(dense)
+            args[k] = there.as_strided((times * len(x), *x.shape[1:]), dense.stride())
+        until.callback(torch.cuda.synchronize, call.args[0].device)
+        yield call.with_args(tuple(args))
