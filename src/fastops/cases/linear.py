@@ -115,14 +115,16 @@ def problem(make: Make, rows: int, in_features: int, out_features: int | None = 
 
 
 def raw(make: Make, rows: int, n: int) -> list[RawCall]:
-    def pair(activation: str, bias_dtype: torch.dtype | None, bias_added: bool = False) -> Iterator[RawCall]:
+    def pair(
+        activation: str, bias_dtype: torch.dtype | None, bias_added: bool = False, bias_learns: bool = True
+    ) -> Iterator[RawCall]:
         bias = None if bias_dtype is None else make(n, dtype=bias_dtype)
         alone = bias is None
         product = make(rows, n)
         forward = RawCall("linear_epilogue", (product, bias, activation, bias_added), shared=(1,), elementwise=alone)
         saved = forward.reference()[0] if activation in ("relu", "sigmoid") else product
         yield forward
-        args = (make(rows, n), saved, bias, activation, True, bias_added)
+        args = (make(rows, n), saved, bias, activation, bias_learns, bias_added)
         yield RawCall("linear_epilogue_backward", args, shared=(2,), elementwise=alone)
 
     calls = [call for activation in ("none", *ACTIVATIONS) for call in pair(activation, make.dtype)]
@@ -131,5 +133,6 @@ def raw(make: Make, rows: int, n: int) -> list[RawCall]:
         *pair("gelu", None),
         *pair("gelu_tanh", None),
         *pair("silu", make.parameter_dtype),
-        *pair("gelu", make.dtype, True),
+        *pair("gelu", make.dtype, bias_added=True),
+        *pair("silu", make.dtype, bias_learns=False),
     ]

@@ -73,10 +73,13 @@ _FEW = 16  # rows of a step that is one kernel
 
 def raw(make: Make, rows: int, n: int) -> list[RawCall]:
     gates, bias, cell = make(rows, 3 * n), make(3 * n), make(rows, n)
-    backward = (make(rows, n), make(rows, n), gates, bias, cell, True)
+    backward = (make(rows, n), make(rows, n), gates, bias, cell)
     calls = [
         RawCall("lltm_cell", (gates, bias, cell), row_outputs=(0, 1), shared=(1,)),
-        RawCall("lltm_cell_backward", backward, row_outputs=(0, 2), shared=(3,)),
+        *(
+            RawCall("lltm_cell_backward", (*backward, learns), row_outputs=(0, 2), shared=(3,))
+            for learns in (True, False)
+        ),
     ]
     own = make.device.type == "cuda"  # elsewhere a GEMM of torch's, of whose bits nothing is promised
     if own or (rows <= _FEW and n <= 256):
