@@ -424,5 +424,134 @@ FAULTS = _on_cuda(
             "const auto inside = [&](int k) { return k == 0 || row + k * blockDim.y < a.rows; };",
             "const auto inside = [&](int k) { return k == 0 || row + k * blockDim.y <= a.rows; };",
         ),
+        Fault(
+            "cuda-norm-ring-gradient-stride",
+            3,
+            NORMS,
+            "cuda/norm_backward_ring.cu",
+            "Rows of the incoming gradient are read at the input's distance.",
+            "a.grad + row * a.grad_stride + begin * W",
+            "a.grad + row * a.input_stride + begin * W",
+        ),
+        Fault(
+            "cuda-norm-cluster-residual-stride",
+            1,
+            ("add_rms_norm", "add_layer_norm"),
+            "cuda/norm_forward_cluster.cu",
+            "Of long rows the residual's are read at the input's distance.",
+            "a.residual + row * a.residual_stride",
+            "a.residual + row * a.input_stride",
+        ),
+        Fault(
+            "cuda-norm-columns-alone-not-awaited",
+            5,
+            ("rms_norm", "layer_norm"),
+            "cuda/norm_backward.cu",
+            "Where the input learns nothing, sums over long rows begin while what they read is still written.",
+            "  if (!a.grad_input) wait_for_earlier_kernels();  // else this one is behind the kernel that makes it\n",
+            "",
+        ),
+        Fault(
+            "cuda-norm-ring-without-sums",
+            5,
+            NORMS,
+            "cuda/norm_backward_ring.cu",
+            "Where the input learns nothing a row's sums are left out, and the barrier in them.",
+            "    if (cluster == 1) {\n      team_sum(",
+            "    if (!a.grad_input) {\n      // nobody needs the row's sums\n    } else if (cluster == 1)"
+            " {\n      team_sum(",
+        ),
+        Fault(
+            "cuda-norm-clusters-of-another-shape",
+            2,
+            NORMS,
+            "cuda/norm_ring.cuh",
+            "How many clusters a card has at once is taken from the length before, if its blocks were as large.",
+            "    const uint64_t question = static_cast<uint64_t>(shape.threads) << 50 | static_cast<uin"
+            "t64_t>(shape.bytes) << 32 |\n                              static_cast<uint64_t>(shape.bloc"
+            "ks) << 24;",
+            "    const uint64_t question = static_cast<uint64_t>(shape.threads) << 50 | static_cast<uin"
+            "t64_t>(shape.bytes) << 32;",
+        ),
+        Fault(
+            "cuda-norm-squares-overflow",
+            4,
+            LAYER_NORMS,
+            "cuda/norm_forward.cuh",
+            "Rows whose squares overflow have an infinite variance, also where those of distances from "
+            "the mean do not.",
+            "row.squares >= FLT_MIN && row.squares <= FLT_MAX &&",
+            "row.squares >= FLT_MIN &&",
+        ),
+        Fault(
+            "cuda-linear-gradient-alignment",
+            3,
+            ("linear",),
+            "cuda/linear.cu",
+            "An incoming gradient that begins at any element is read by words and vectors.",
+            "const bool aligned = aligned16(a.grad) && aligned16(a.saved) && aligned16(a.bias) && align"
+            "ed16(a.grad_input);",
+            "const bool aligned = aligned16(a.saved) && aligned16(a.bias) && aligned16(a.grad_input);",
+        ),
+        Fault(
+            "cuda-pointwise-row-stride-alignment",
+            3,
+            (*ELEMENTWISE, *GATED),
+            "cuda/engine/pointwise.cuh",
+            "Rows of whole vectors that lie no whole vectors apart are read and written as aligned ones.",
+            "    for (int d = 1; d < p.ndim; ++d)\n      if (p.strides[k][d] % V != 0) return false;\n",
+            "",
+        ),
+        Fault(
+            "cuda-relu-mask-offset-32-bits",
+            1,
+            ("relu",),
+            "cuda/relu_mask.cu",
+            "Of more than 2^31 elements those behind are read and written at negative offsets.",
+            "  const int64_t g = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x, at = g * V;"
+            "\n  unsigned bits = 0;",
+            "  const int g = blockIdx.x * kThreads + threadIdx.x, at = g * V;\n  unsigned bits = 0;",
+        ),
+        Fault(
+            "cuda-lltm-frozen-bias",
+            3,
+            ("lltm",),
+            "cuda/lltm.cu",
+            "Where the bias learns nothing, and the batch is above 16, its gradient is written to a null pointer.",
+            "  if (!a.grad_bias) return;\n",
+            "",
+        ),
+        Fault(
+            "cuda-norm-gradient-shared-memory",
+            1,
+            LAYER_NORMS,
+            "cpp/plan/norm_backward.cpp",
+            "Gradients of odd rows whose teams just fill a block's shared memory ask for more than there is.",
+            "constexpr int64_t kShared = 40 << 10;",
+            "constexpr int64_t kShared = 48 << 10;",
+        ),
+        Fault(
+            "cuda-rope-position-32-bits",
+            2,
+            ("rope", "qk_norm_rope"),
+            "cuda/rope.cuh",
+            "A position of 2^32 + 3 is turned by the angles of 3.",
+            "  const int64_t position =\n      r.long_positions ? static_cast<const int64_t*>(r.position"
+            "s)[at] : static_cast<const int32_t*>(r.positions)[at];",
+            "  const int position = static_cast<int>(\n      r.long_positions ? static_cast<const int64_"
+            "t*>(r.positions)[at] : static_cast<const int32_t*>(r.positions)[at]);",
+        ),
+        Fault(
+            "cuda-softcap-short-tanh",
+            4,
+            (*LOSSES, *LINEAR_LOSSES),
+            "cuda/cross_entropy.cu",
+            "Beside bfloat16 the capped logits of the forward are off by 2^-11 of the cap.",
+            "  __device__ A of(A z) const { return cap == 0 ? scale * z : cap * device::tanh_to<T>(ratio * z).value; }",
+            "  __device__ A of(A z) const {\n    if (cap == 0) return scale * z;\n    if constexpr (std::"
+            "is_same_v<T, device::bf16>) {\n      float t;"
+            '\n      asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(ratio * z));\n      return cap * t;\n  '
+            "  } else {\n      return cap * device::tanh_to<T>(ratio * z).value;\n    }\n  }",
+        ),
     )
 )
