@@ -1,4 +1,7 @@
-"""Calls of the public functions by keyword: every optional tensor, and each option."""
+"""Calls of the public functions by keyword: every optional tensor, and each option.
+
+Some numbers among the options are none of float32's.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,8 @@ def gated(first: str, second: str, *own: Options) -> Calls:
         far = (tensors | {first: _far(tensors[first], 1e20)} | given for given in own if "approximate" in given)
         options: tuple[Options, ...] = (
             {"limit": 1.25, "offset": 0.5},
-            {"limit": 0.75, "row_scale": None},
-            {"offset": -1.5, "row_scale": None},
+            {"limit": 0.7, "row_scale": None},
+            {"offset": -1.4, "row_scale": None},
             {"limit": 0.0, "offset": 1},
             turns,
             turns | {"dim": 0, "row_scale": None},
@@ -68,7 +71,7 @@ def norm(layer: bool, residual: bool) -> Calls:
         yield from _each(
             several | of_shape,
             {"weight_offset": 1.0, "eps": 1e-2},
-            {"weight_offset": -0.5},
+            {"weight_offset": -0.4},
             {"eps": 0.5},
             {"eps": 0},
             wide,
@@ -84,7 +87,7 @@ def norm(layer: bool, residual: bool) -> Calls:
 def rows(make: Make) -> Iterator[Call]:
     x = make(3, 4, 5, scale=2.0)
     wide = {"dtype": make.parameter_dtype}
-    return _each({"input": x, "dim": 1}, {"scale": -0.5}, {"scale": 0.0}, {"dim": -1, "scale": 2.0, **wide}, wide)
+    return _each({"input": x, "dim": 1}, {"scale": -0.6}, {"scale": 0.0}, {"dim": -1, "scale": 2.0, **wide}, wide)
 
 
 def linear(make: Make) -> Iterator[Call]:
@@ -102,7 +105,7 @@ def linear(make: Make) -> Iterator[Call]:
     )
 
 
-_OF_LOGITS: tuple[Options, ...] = ({"scale": -0.5}, {"softcap": 3.0})
+_OF_LOGITS: tuple[Options, ...] = ({"scale": -0.7}, {"softcap": 3.3}, {"scale": 0})
 _OF_LOSS: tuple[Options, ...] = (
     {"reduction": "sum", "scale": -1.5, "softcap": 5.0, "z_loss": 1e-2, "label_smoothing": 0.2},
     {"reduction": "none"},

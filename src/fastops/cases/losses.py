@@ -264,9 +264,9 @@ def _cross_entropy(
 def log_prob_raw(make: Make, rows: int, n: int) -> list[RawCall]:
     return [
         *_log_prob(make, (rows, n)),
-        *_log_prob(make, (rows, n), entropy=True, ignored=n + 5),
+        *_log_prob(make, (rows, n), entropy=True, ignored=1 << 40),
         *_log_prob(make, (rows, n), scale=-0.5, softcap=3.0, entropy=True),
-        *_log_prob(make, (rows, 3, n), scale=2.0),
+        *_log_prob(make, (rows, 3, n), scale=1.25, entropy=True),
     ]
 
 
@@ -397,7 +397,7 @@ def rounded_once(function: Callable[..., Tensor], make: Make) -> Iterator[tuple[
         yield from zip(("dX", "dW"), found, gradients, strict=True)
 
 
-_PARTIAL_OPTIONS = ((0.0, 1.0, None, False), (0.1, -1.5, None, False), (0.0, 0.5, 3.0, True))
+_PARTIAL_OPTIONS = ((0.0, 1.0, None, False), (0.1, -1.5, None, False), (0.0, 0.5, 3.0, True), (0.0, 1.25, None, True))
 
 
 def partial_raw(make: Make, rows: int, n: int) -> list[RawCall]:

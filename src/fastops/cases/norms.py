@@ -72,6 +72,7 @@ def halves(total: Tensor) -> tuple[Tensor, Tensor]:
 
 
 _FAR = 100.0
+_ALONE = 0.75  # offset of the weight that has no bias beside it
 _LARGE = 2.0**54  # the squares of what is _FAR times as large overflow in a sum, those of distances from it do not
 
 
@@ -145,6 +146,8 @@ class Norm:
         # Of such rows aten's mean, one number, is too coarse for gradients.
         yield sample("mean1000", (7,), (769,), scale=1e-2, shift=1000.0, unlike_torch_on_cuda=self.layer)
         yield sample("mean10000", (7,), (768,), shift=1e4, unlike_torch_on_cuda=self.layer)
+        for n in (8192, 20480):
+            yield sample(f"mean10000_of_{n}", (3,), (n,), shift=1e4, unlike_torch_on_cuda=self.layer)
         yield sample("mean200", (7,), (768,), shift=200.0, unlike_torch_on_cuda=self.layer)
         yield self._far_first("far_first", 4096, 32)
         yield self._far_first("far_first_short", 1024, 64)
@@ -185,14 +188,14 @@ class Norm:
         yield sample("expanded_weight", (37,), (67,), w=expanded)
 
     def raw(self, make: Make, rows: int, n: int) -> list[RawCall]:
-        """With parameters of either dtype, and an offset; without parameters, nor a gradient of the sum; at last the
-        gradients of the parameters alone.
+        """With parameters of either dtype and an offset; without parameters, nor a gradient of the sum; with the weight
+        alone; of the first the gradients of the parameters alone.
 
         The mean of every fourth row of a layer norm is far from 0. Without parameters all are, and so large that a sum
         of their squares overflows.
         """
         calls = []
-        offsets = ((make.dtype, 0.0), (make.parameter_dtype, 1.0), (None, 0.0), (make.dtype, 0.75))
+        offsets = ((make.dtype, 0.0), (make.parameter_dtype, 1.0), (None, 0.0), (make.dtype, _ALONE))
         for parameter, offset in offsets:
             total = make(rows, n)
             overflows = self.layer and parameter is None and make.dtype in (torch.float32, torch.bfloat16)
@@ -201,6 +204,7 @@ class Norm:
                 total[slice(None) if overflows else slice(1, None, 4)] += _FAR
             tensors = self._rows(total * large)
             affine = tuple(None if parameter is None else make(n, dtype=parameter) for _ in range(1 + self.layer))
+            affine = (affine[0], None) if self.layer and offset == _ALONE else affine
             numbers = (1e-5 * large**2, offset)
             lead = len(tensors)
             shared = tuple(range(lead, lead + len(affine)))
@@ -217,9 +221,9 @@ class Norm:
             args = (*grads, x, statistics, *affine, *needs, *numbers)
             backward = RawCall(f"{self.name}_backward", args, shared=tuple(range(at, at + len(affine))))
             calls += [outputs, forward, backward]
-        # A layer norm's offset is added by a kernel of torch's, behind which ours have nothing to wait for.
-        frozen = (*grads, x, statistics, *affine, False, *needs[1:], 1e-5, 0.0)
-        return [*calls, replace(backward, args=frozen, row_outputs=())]
+        first = calls[2]
+        at = len(first.args) - len(needs) - 2
+        return [*calls, replace(first, args=(*first.args[:at], False, *first.args[at + 1 :]), row_outputs=())]
 
     def problem(self, make: Make, rows: int, n: int) -> tuple[Any, ...]:
         tensors = tuple(make(rows, n) for _ in range(1 + self.residual))

@@ -76,6 +76,7 @@ def samples() -> Iterator[Sample]:
     yield sample("far", 7, 257, scale=10.0)
     yield sample("far_below", 7, 257, shift=-1e4)
     yield sample("values_near_6e4", 7, 257, scale=4.0, shift=6e4)
+    yield sample("far_below_all_others", 7, 257, change=_lowest)
     yield sample("minus_infinity", 7, 257, change=_masked)
     yield sample("minus_infinity_first", 257, 7, dim=0, change=_masked)
     yield sample("minus_infinity_but_for_a_piece", 3, 5504, change=pieces)
@@ -97,6 +98,13 @@ def samples() -> Iterator[Sample]:
     yield sample("stepped3d", 5, 7, 9, dim=1, layout=stepped)
     yield sample("channels_last", 2, 5, 3, 7, dim=1, layout=channels_last)
     yield sample("permuted4d", 3, 4, 5, 6, layout=lambda t: t.permute(2, 0, 3, 1))
+
+
+def _lowest(x: Tensor) -> Tensor:
+    """Of the first row nothing but numbers near the lowest, as masks make; of the second all but one."""
+    x[:2] = torch.finfo(x.dtype).min / 2
+    x[1, 3] = 1.0
+    return x
 
 
 def _masked(x: Tensor) -> Tensor:

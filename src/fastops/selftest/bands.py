@@ -35,6 +35,7 @@ _SIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 _ENDLESS = 70000  # units of rows that are longer than a rule's last bound
 LARGE = 1 << 27  # bytes of a tensor on a GPU
 _EACH_LENGTH = 8192  # up to which a plan is asked about each
+_FEW_ROWS = 9
 
 
 def bands_of(op: str, dtype: str, card: Facts | None) -> dict[Band, list[Problem]]:
@@ -174,6 +175,14 @@ def _row(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
                 lengths.discard(1)
             for band, rows, n in _by_rule(dtype, sorted(lengths), _rows(card), plan, ["kernel", "blocks"]):
                 yield ("row", name, *band), Problem(backward, wide, rows, n)
+            # Of each number of blocks that share a row the shortest and the longest of these.
+            shared: dict[Any, list[int]] = {}
+            for n in sorted({*lengths, *(width << k for k in range(18))}):
+                found = plan(_FEW_ROWS, n)
+                shared.setdefault(tuple(found[of] for of in ("rule", "kernel", "blocks")), []).append(n)
+            for band, ns in shared.items():
+                for n in {ns[0], ns[-1]} if band[-1] > 1 else ():
+                    yield ("row", name, *band), Problem(backward, wide, _FEW_ROWS, n)
 
 
 def _linear(dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
@@ -190,7 +199,8 @@ def _linear(dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
 
 
 def _lltm() -> Iterator[tuple[Band, Problem]]:
-    for rows, n in ((3, 33), (15, 61), (39, 67)):
+    # At last half a vector more, and vectors.
+    for rows, n in ((3, 33), (15, 61), (39, 67), (39, 108), (39, 264)):
         for backward in (False, True):
             yield ("lltm", _C.plan_lltm(rows, 2 * n, 6 * n * n)), Problem(backward, None, rows, n)
 

@@ -204,12 +204,14 @@ def poisoned_outputs(t: Target) -> Iterator[Outcome]:
 def layouts(t: Target) -> Iterator[Outcome]:
     """Each tensor of each raw op in each layout: the bits of the contiguous one.
 
-    On a GPU also rows of whole vectors that begin at any element, so many that they would be read by vectors.
+    On a GPU also rows of whole vectors that begin at any element, so many that they would be read by vectors, and all
+    tensors of one shape alike.
     """
-    wrong = {}
+    wrong: dict[Any, str] = {}
     calls = [(call, (*LAYOUTS, windows)) for call in t.raw(ROWS, COLUMNS)]
     if t.path.kind == "cuda":
         calls += [(call, (misaligned, odd_rows)) for call in t.raw(*OF_VECTORS)]
+        wrong |= {call.op: f"{call.op} with odd rows of {of}" for call in t.raw(*OF_VECTORS) for of in _not_alike(call)}
     for call, of_call in calls:
         for k, x in enumerate(call.args):
             if not isinstance(x, Tensor) or is_statistic(call, k):
@@ -223,6 +225,18 @@ def layouts(t: Target) -> Iterator[Outcome]:
                 if not all(so or (call.op, j) in IN_MEMORY_ORDER for j, so in enumerate(each_same(one, other))):
                     wrong[call.op, k, layout] = f"{call.op} with argument {k} {layout.__name__}"
     yield Outcome("any strides", not wrong, detail="; ".join(wrong.values()))
+
+
+def _not_alike(call: RawCall) -> Iterator[list[int]]:
+    """Sets of tensors of one shape that, with odd rows, have other results than contiguous ones."""
+    shapes: dict[torch.Size, list[int]] = {}
+    for k, x in enumerate(call.args):
+        if isinstance(x, Tensor) and x.dim() > 1 and not is_statistic(call, k):
+            shapes.setdefault(x.shape, []).append(k)
+    for alike in (of for of in shapes.values() if len(of) > 1):
+        args = tuple(odd_rows(x) if k in alike else x for k, x in enumerate(call.args))
+        if not all_same(call.with_args(args)(), call()):
+            yield alike
 
 
 IN_MEMORY_ORDER = {("relu_mask", 1)}  # results whose bits follow the layout

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import permutations
+from collections.abc import Iterable, Iterator
+from itertools import chain, permutations
 from typing import Any
 
 import torch
@@ -18,9 +18,11 @@ from .checks import COLUMNS, ROWS, Check, Outcome, same_results
 from .forms import Worst, few
 from .many_numbers import many_numbers
 from .margins import margins
+from .reach import one_of_each_rule
 from .target import Target
 
-BUSY_CYCLES = 5_000_000  # milliseconds: far longer than any launch
+BUSY_CYCLES = 1_000_000  # half a millisecond: far longer than any launch
+_MOST_OF_RULES = 1 << 22  # bytes of a tensor
 
 
 def graph_of_kernels(t: Target) -> Iterator[Outcome]:
@@ -67,10 +69,16 @@ def graph_of_function(t: Target) -> Iterator[Outcome]:
 
 
 def side_stream(t: Target) -> Iterator[Outcome]:
-    """Inputs appear on a side stream behind a long-running kernel; only work on that very stream sees them."""
+    """Inputs appear on a side stream behind a long-running kernel; only work on that very stream sees them.
+
+    A whole run has calls of each rule.
+    """
     wrong = {}
     stream = torch.cuda.Stream(t.path.device)
-    for call in t.raw(ROWS, COLUMNS):
+    calls: Iterable[RawCall] = t.raw(ROWS, COLUMNS)
+    if not t.quick:
+        calls = chain(calls, one_of_each_rule(t, _MOST_OF_RULES))
+    for call in calls:
         expected = call()
         late = call.with_args(tuple(_spoiled(x) if isinstance(x, Tensor) else x for x in call.args))
         torch.cuda.synchronize(t.path.device)

@@ -70,10 +70,23 @@ def rules(t: Target) -> Iterator[Outcome]:
 
 def calls_of_rules(t: Target, most: int) -> Iterator[tuple[RawCall, str]]:
     """Contiguous calls of each rule, of so many bytes a tensor, also of float32 beside a half type."""
+    for problem, _, each in _contiguous(t, most):
+        yield each.many(each.times(problem), None), f"{each.call.op}, {problem.rows} rows of {problem.n}"
+
+
+def one_of_each_rule(t: Target, most: int) -> Iterator[RawCall]:
+    """Of each op the first of these of each rule and schedule."""
+    seen: set[tuple[str, Band]] = set()
+    for problem, bands, each in _contiguous(t, most):
+        new = {(each.call.op, band) for band in bands} - seen
+        if new:
+            yield each.many(each.times(problem), None)
+        seen |= new
+
+
+def _contiguous(t: Target, most: int) -> Iterator[tuple[Problem, list[Band], _Few]]:
     size = 4 if t.dtype in HALVES else t.dtype.itemsize
-    for problem, _, each in _each_rule(t, _bands(t, most // size, (min,)), 0):
-        if not problem.layout:
-            yield each.many(each.times(problem), None), f"{each.call.op}, {problem.rows} rows of {problem.n}"
+    return (found for found in _each_rule(t, _bands(t, most // size, (min,)), 0) if not found[0].layout)
 
 
 def _each_rule(
