@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fastops.cases import Case, RawCall, by_name
 from fastops.selftest import cuda_checks
-from fastops.selftest.checks import NOT_CHECKED
+from fastops.selftest import many_numbers as many
+from fastops.selftest.checks import NOT_CHECKED, layouts
 from fastops.selftest.cuda_checks import after_others
 from fastops.selftest.many_numbers import many_numbers
 from fastops.selftest.reach import _apart
@@ -70,3 +71,35 @@ def test_more_numbers_than_32_bits_count(cuda: torch.device) -> None:
         if outcome.detail.startswith(NOT_CHECKED):
             pytest.skip(outcome.detail)
         assert outcome.ok is right, outcome
+
+
+def test_no_memory_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a virtual GPU: the check says why it says nothing."""
+
+    def refused(device: torch.device) -> None:
+        raise OSError("cuMemAddressReserve has returned 801")
+
+    monkeypatch.setattr(many, "DriverMemory", refused)
+    target = Target(by_name()["square"], torch.bfloat16, Path(torch.device("cpu"), "cuda", best=True), quick=False)
+    (outcome,) = many_numbers(target)
+    assert outcome.ok
+    assert outcome.detail == f"{NOT_CHECKED} cuMemAddressReserve has returned 801"
+
+
+def test_tensors_of_one_shape_alike() -> None:
+    """An op that takes what lies alike for dense."""
+
+    class Dense(RawCall):
+        def __call__(self) -> tuple[Tensor, ...]:
+            x, y = self.args[:2]
+            alike = x.stride() == y.stride()
+            return (x.as_strided(x.shape, (x.shape[1], 1)) + y if alike else x + y,)
+
+    for call, right in ((RawCall, True), (Dense, False)):
+        case = dataclasses.replace(
+            by_name()["axpby"],
+            raw=lambda make, rows, n, call=call: [call("axpby", (make(rows, n), make(rows, n), 1, 1))],
+        )
+        (outcome,) = layouts(Target(case, torch.float32, Path(torch.device("cpu"), "cuda", best=True), quick=True))
+        assert outcome.ok is right, outcome
+    assert outcome.detail == "axpby with odd rows of [0, 1]"

@@ -1,6 +1,6 @@
 """Calls of the public functions by keyword: every optional tensor, and each option.
 
-Some numbers among the options are none of float32's.
+Some options are no numbers of float32, so that one that is rounded to it on its way shows.
 """
 
 from __future__ import annotations

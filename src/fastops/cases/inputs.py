@@ -88,7 +88,7 @@ def row_slice(t: Tensor) -> Tensor:
 
 
 def odd_rows(t: Tensor) -> Tensor:
-    """One number lies between rows, which then are no whole vectors apart where they are whole vectors."""
+    """One number lies between rows: of whole vectors few begin at an aligned address."""
     return of_wider(t, 1)
 
 

@@ -72,7 +72,6 @@ def halves(total: Tensor) -> tuple[Tensor, Tensor]:
 
 
 _FAR = 100.0
-_ALONE = 0.75  # offset of the weight that has no bias beside it
 _LARGE = 2.0**54  # the squares of what is _FAR times as large overflow in a sum, those of distances from it do not
 
 
@@ -191,26 +190,33 @@ class Norm:
         """With parameters of either dtype and an offset; without parameters, nor a gradient of the sum; with the weight
         alone; of the first the gradients of the parameters alone.
 
-        The mean of every fourth row of a layer norm is far from 0. Without parameters all are, and so large that a sum
-        of their squares overflows.
+        The mean of every fourth row of a layer norm is far from 0. Without parameters all are, and in float32 and
+        bfloat16 so large that the sum of 105 squares or more overflows.
         """
         calls = []
-        offsets = ((make.dtype, 0.0), (make.parameter_dtype, 1.0), (None, 0.0), (make.dtype, _ALONE))
-        for parameter, offset in offsets:
+        for parameter, offset, bias in (
+            (make.dtype, 0.0, True),
+            (make.parameter_dtype, 1.0, True),
+            (None, 0.0, True),
+            (make.dtype, 0.75, False),
+        ):
             total = make(rows, n)
             overflows = self.layer and parameter is None and make.dtype in (torch.float32, torch.bfloat16)
             large = _LARGE if overflows else 1.0
             if self.layer:  # an rms norm's gradient is then the difference of equal numbers
                 total[slice(None) if overflows else slice(1, None, 4)] += _FAR
             tensors = self._rows(total * large)
-            affine = tuple(None if parameter is None else make(n, dtype=parameter) for _ in range(1 + self.layer))
-            affine = (affine[0], None) if self.layer and offset == _ALONE else affine
+            affine = tuple(
+                make(n, dtype=parameter) if parameter is not None and there else None
+                for there in (True, bias)[: 1 + self.layer]
+            )
             numbers = (1e-5 * large**2, offset)
             lead = len(tensors)
             shared = tuple(range(lead, lead + len(affine)))
             args = (*tensors, *affine, 1, *numbers)
             forward = RawCall(f"{self.name}_forward", args, shared, tuple(range(lead + 1)))
             outputs = RawCall(self.name, args, shared, tuple(range(lead)))
+            # Of rows that do not overflow: the reference's own squares would.
             saved = forward.with_args((*self._rows(total), *args[lead:-2], 1e-5, offset)).reference()
             x, statistics = saved[1] if self.residual else total, saved[-1]
             if large > 1:

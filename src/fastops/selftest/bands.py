@@ -35,7 +35,7 @@ _SIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 _ENDLESS = 70000  # units of rows that are longer than a rule's last bound
 LARGE = 1 << 27  # bytes of a tensor on a GPU
 _EACH_LENGTH = 8192  # up to which a plan is asked about each
-_FEW_ROWS = 9
+_FEW_ROWS = 9  # so few that blocks share each; three times FEW
 
 
 def bands_of(op: str, dtype: str, card: Facts | None) -> dict[Band, list[Problem]]:
@@ -145,8 +145,8 @@ def _norm(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
             lengths = [n for n in lengths_near_bounds(table, dtype) if n > 2]
             for band, rows, n in _by_rule(dtype, lengths, _rows(card), plan, ["schedule"]):
                 yield (table, *band), Problem(backward, wide, rows, n)
-            # Of each number of warps, and of teams in a block, the shortest row and the longest, which has the most
-            # shared memory, so many that no schedule of fewer has them.
+            # Of each number of warps and of teams in a block the shortest row, and the longest, which has the most
+            # shared memory; so many that no schedule of fewer has them.
             teams: dict[Any, list[int]] = {}
             for n in sorted({*range(3, _EACH_LENGTH), *_lengths_of_teams(table, dtype)}):
                 found = plan(1 << 20, n)
@@ -199,7 +199,7 @@ def _linear(dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
 
 
 def _lltm() -> Iterator[tuple[Band, Problem]]:
-    # At last half a vector more, and vectors.
+    # At last a multiple of 8 bytes that is none of 16 in half types, and whole vectors.
     for rows, n in ((3, 33), (15, 61), (39, 67), (39, 108), (39, 264)):
         for backward in (False, True):
             yield ("lltm", _C.plan_lltm(rows, 2 * n, 6 * n * n)), Problem(backward, None, rows, n)

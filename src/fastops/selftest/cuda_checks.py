@@ -94,21 +94,22 @@ def side_stream(t: Target) -> Iterator[Outcome]:
 
 
 def another_is_current(t: Target) -> Iterator[Outcome]:
-    """Of several GPUs, while another than the tensors' is the current one; and long rows on one behind the other, of
-    which each has to allow its clusters and their memory.
+    """Of several GPUs, while another than the tensors' is the current one.
+
+    Of cards alike long rows run on both: each has to allow the clusters and their shared memory for itself.
     """
     count = torch.cuda.device_count()
     if count < 2 or not t.first:
         return
     worst = Worst(t, "another GPU is current")
     other = torch.device("cuda", (t.path.device.index + 1) % count)
-    alike = len({torch.cuda.get_device_name(device) for device in (t.path.device, other)}) == 1
-    for call in t.case.raw(MakeFromPool(t.path.device, t.dtype), 3, _LONG[-1]):
+    alike = torch.cuda.get_device_name(other) == torch.cuda.get_device_name(t.path.device)
+    for call in t.case.raw(MakeFromPool(t.path.device, t.dtype), 3, _LONG[-1]) if alike else ():
         here, there = call(), call.with_args(tuple(x.to(other) if isinstance(x, Tensor) else x for x in call.args))()
-        worst.expect(not alike or all_same(here, (x.to(t.path.device) for x in there)), "other bits there", call.op)
+        worst.expect(all_same(here, (x.to(t.path.device) for x in there)), "other bits there", call.op)
     for form in few(t):
         alone = evaluate(form.ours, form.args)
-        with torch.cuda.device((t.path.device.index + 1) % count):
+        with torch.cuda.device(other):
             found = evaluate(form.ours, form.args)
         worst.expect(same_results(found, alone), "other bits", form.text)
     yield worst.outcome()
@@ -123,7 +124,8 @@ def after_others(t: Target) -> Iterator[Outcome]:
     for n in _LONG:
         calls = {call.op: call for call in reversed(t.case.raw(MakeFromPool(t.path.device, t.dtype), 3, n))}
         for op, call in calls.items():
-            if op.endswith("_backward") and not call.args_of and call.most_rows > 3 * _TIMES and _sums(call):
+            fits = op.endswith("_backward") and not call.args_of and call.most_rows > 3 * _TIMES
+            if fits and any(x.numel() for x in _sums(call)):
                 by_op.setdefault(op, []).append(call.repeated(_TIMES))
     for op, of_lengths in by_op.items():
         first = [_sums(call) for call in of_lengths]
@@ -141,7 +143,7 @@ def _sums(call: RawCall) -> list[Tensor]:
 
 
 def order(t: Target) -> Iterator[Outcome]:
-    """Each raw op behind kernels of ours that write what it reads, and before others that get that memory.
+    """Each raw op behind a kernel that has yet to write what it reads, and before others that get that memory.
 
     Our kernels may start while the one before them ends. One that did not wait would read what was there before, or
     have its inputs overwritten. As they are launched and from a graph, over and over, of two inputs by turns.

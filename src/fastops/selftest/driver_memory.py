@@ -57,7 +57,8 @@ class DriverMemory:
         self._ask("cuMemRelease", memory)  # it stays while it is mapped
 
     def free(self, place: int, size: int, times: int = 1) -> None:
-        """What was reserved, and backed like this."""
+        """What was reserved, and backed like this, once nothing uses it."""
+        torch.cuda.synchronize(self._device)
         for begin in range(place, place + times * size, size):
             self._ask("cuMemUnmap", c_uint64(begin), c_size_t(size))
         self._ask("cuMemAddressFree", c_uint64(place), c_size_t(times * size))

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ..cases import RawCall
-from .bits import each_same
-from .checks import IN_MEMORY_ORDER, NOT_CHECKED, Outcome, is_statistic
+from .checks import NOT_CHECKED, Outcome, is_statistic, same_of
 from .driver_memory import DriverMemory
 from .target import Target
 
@@ -64,8 +63,7 @@ def far_apart(t: Target) -> Iterator[Outcome]:
         except (OSError, AttributeError, ValueError) as error:
             yield Outcome(CHECK, True, detail=f"{NOT_CHECKED} {error}")
             return
-        same = enumerate(each_same(laid_out(), call()))
-        if not all(so or (call.op, j) in IN_MEMORY_ORDER for j, so in same):
+        if not same_of(call.op, laid_out(), call()):
             wrong[call.op] = call.op
     yield Outcome(CHECK, not wrong, detail=", ".join(wrong))
 

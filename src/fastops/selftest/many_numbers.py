@@ -12,13 +12,13 @@ from ..cases import RawCall
 from ..cases.case import ANY_ROWS
 from ..cases.inputs import MakeFromPool
 from .bits import all_alike, other_bits
-from .checks import NOT_CHECKED, Outcome, is_statistic
+from .checks import NOT_CHECKED, Outcome
 from .driver_memory import DriverMemory
 from .target import Target
 
 CHECK = "more than 2^31 numbers"
 _ROWS, _COLUMNS, _PIECES = 1024, 1024, 4  # so that tensors of several heads are whole pages as well
-_ROOM = 4  # of other processes
+_ROOM = 4  # times the results must be free: other processes check at the same time
 
 
 def many_numbers(t: Target) -> Iterator[Outcome]:
@@ -28,32 +28,51 @@ def many_numbers(t: Target) -> Iterator[Outcome]:
     """
     if t.quick or t.dtype != torch.bfloat16:
         return
+    try:
+        memory = DriverMemory(t.path.device)
+        wrong, no_room = _by_op(t, memory)
+    except (OSError, AttributeError) as error:
+        yield Outcome(CHECK, True, detail=f"{NOT_CHECKED} {error}")
+        return
+    detail = ", ".join(wrong) or (f"{NOT_CHECKED} no room for {', '.join(no_room)}" if no_room else "")
+    yield Outcome(CHECK, not wrong, detail=detail)
+
+
+def _by_op(t: Target, memory: DriverMemory) -> tuple[list[str], list[str]]:
+    """Ops whose results are wrong, and those that have no room."""
     wrong, no_room = [], []
-    memory = DriverMemory(t.path.device)
     calls: dict[str, RawCall] = {}
     for call in t.case.raw(MakeFromPool(t.path.device, t.dtype), _ROWS, _COLUMNS):
         if call.args_of is None and call.most_rows == ANY_ROWS and call.row_outputs:
             calls.setdefault(call.op, call)
     for call in calls.values():
-        piece = call.repeated(_PIECES)
-        alone = piece()
-        times = (1 << 31) // max(x.numel() for x in _of_rows(piece)) + 1
-        free, _ = torch.cuda.mem_get_info(t.path.device)
-        if _ROOM * times * sum(alone[k].nbytes for k in call.row_outputs) > free:
+        try:
+            differs = _differs(call.repeated(_PIECES), memory)
+        except torch.OutOfMemoryError:
+            differs = None
+        if differs is None:
             no_room.append(call.op)
-            continue
-        with _over_and_over(piece, times, memory) as many:
-            outputs = many()
-            flags = []
-            for k in call.row_outputs:
-                repeated = outputs[k].view(times, *alone[k].shape)
-                flags += [~all_alike(repeated), other_bits([repeated[0]], [alone[k]])]
-            if torch.stack(flags).any():
-                wrong.append(call.op)
-            del outputs, repeated
+        elif differs:
+            wrong.append(call.op)
         torch.cuda.empty_cache()
-    detail = ", ".join(wrong) or (f"{NOT_CHECKED} no room for {', '.join(no_room)}" if no_room else "")
-    yield Outcome(CHECK, not wrong, detail=detail)
+    return wrong, no_room
+
+
+def _differs(piece: RawCall, memory: DriverMemory) -> bool | None:
+    """Whether a repetition has other results; None if there is no room for them."""
+    alone = piece()
+    times = (1 << 31) // max(x.numel() for x in _of_rows(piece)) + 1
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(alone[0].device)
+    if _ROOM * times * sum(alone[k].nbytes for k in piece.row_outputs) > free:
+        return None
+    with _over_and_over(piece, times, memory) as many:
+        outputs = many()
+        flags = []
+        for k in piece.row_outputs:
+            repeated = outputs[k].view(times, *alone[k].shape)
+            flags += [~all_alike(repeated), other_bits([repeated[0]], [alone[k]])]
+        return bool(torch.stack(flags).any())
 
 
 def _of_rows(call: RawCall) -> list[Tensor]:
@@ -68,7 +87,7 @@ def _over_and_over(call: RawCall, times: int, memory: DriverMemory) -> Iterator[
         for k, x in enumerate(call.args):
             if not isinstance(x, Tensor) or k in call.shared:
                 continue
-            if x.nbytes % memory.granularity or is_statistic(call, k):
+            if x.nbytes % memory.granularity:
                 args[k] = x.repeat(times, *[1] * (x.dim() - 1))
                 continue
             place = memory.reserve(times * x.nbytes)
@@ -78,5 +97,4 @@ def _over_and_over(call: RawCall, times: int, memory: DriverMemory) -> Iterator[
             there = memory.tensor(place, times * x.nbytes, x.dtype)
             there.as_strided(x.shape, dense.stride()).copy_(dense)
             args[k] = there.as_strided((times * len(x), *x.shape[1:]), dense.stride())
-        until.callback(torch.cuda.synchronize, call.args[0].device)
         yield call.with_args(tuple(args))

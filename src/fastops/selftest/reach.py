@@ -75,7 +75,7 @@ def calls_of_rules(t: Target, most: int) -> Iterator[tuple[RawCall, str]]:
 
 
 def one_of_each_rule(t: Target, most: int) -> Iterator[RawCall]:
-    """Of each op the first of these of each rule and schedule."""
+    """Of :func:`calls_of_rules` the first of each op, rule and schedule."""
     seen: set[tuple[str, Band]] = set()
     for problem, bands, each in _contiguous(t, most):
         new = {(each.call.op, band) for band in bands} - seen
@@ -175,7 +175,7 @@ def _has_dtype(x: Any) -> bool:
 def _again(t: Target, call: RawCall, outputs: tuple[Tensor, ...], problem: Problem) -> list[Tensor]:
     """Whether other runs have other bits: of rows apart, and on a GPU of blocks and warps that meet in other orders.
 
-    There what was contiguous is also behind a kernel that writes what they read, over NaN.
+    There a contiguous call also runs behind a kernel that writes its inputs late.
     """
     if t.path.kind == "cpu":
         is_small = problem.rows * problem.n <= _MANY
