@@ -67,6 +67,10 @@ class RawCall:
     def with_args(self, args: tuple[Any, ...]) -> RawCall:
         return replace(self, args=args, args_of=None)
 
+    def with_tensors(self, given: dict[int, Tensor]) -> RawCall:
+        """With these in place of the arguments that stand there."""
+        return self.with_args(tuple(given.get(k, x) for k, x in enumerate(self.args)))
+
     def repeated(self, times: int) -> RawCall:
         """The same call with all rows so many times, one behind the other."""
         return self.with_args(

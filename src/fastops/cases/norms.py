@@ -205,7 +205,8 @@ class Norm:
             large = _LARGE if overflows else 1.0
             if self.layer:  # an rms norm's gradient is then the difference of equal numbers
                 total[slice(None) if overflows else slice(1, None, 4)] += _FAR
-            tensors = self._rows(total * large)
+            small = self._rows(total)
+            tensors = tuple(x * large for x in small)
             affine = tuple(
                 make(n, dtype=parameter) if parameter is not None and there else None
                 for there in (True, bias)[: 1 + self.layer]
@@ -217,7 +218,7 @@ class Norm:
             forward = RawCall(f"{self.name}_forward", args, shared, tuple(range(lead + 1)))
             outputs = RawCall(self.name, args, shared, tuple(range(lead)))
             # Of rows that do not overflow: the reference's own squares would.
-            saved = forward.with_args((*self._rows(total), *args[lead:-2], 1e-5, offset)).reference()
+            saved = forward.with_args((*small, *args[lead:-2], 1e-5, offset)).reference()
             x, statistics = saved[1] if self.residual else total, saved[-1]
             if large > 1:
                 x, statistics = x * large, statistics * statistics.new_tensor([large, large, 1 / large])

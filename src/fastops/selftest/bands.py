@@ -75,6 +75,20 @@ def rows_from(least: int) -> int:
     return FEW * (-(-least // FEW) | 1)
 
 
+def _shape(plan: Callable[[int, int], dict[str, Any]], rows: int, of: Iterable[str], n: int) -> tuple[Any, ...]:
+    """What a plan says under these names, None where it has no such."""
+    found = plan(rows, n)
+    return tuple(found.get(name) for name in of)
+
+
+def _by_shape(lengths: Iterable[int], shape: Callable[[int], Any]) -> dict[Any, list[int]]:
+    """The lengths of each shape, in their order."""
+    found: dict[Any, list[int]] = {}
+    for n in lengths:
+        found.setdefault(shape(n), []).append(n)
+    return found
+
+
 def _ends(lengths: list[int]) -> list[int]:
     return sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
 
@@ -116,10 +130,7 @@ def _by_rule(
     of: Iterable[str],
 ) -> Iterator[tuple[Band, int, int]]:
     """(band, rows, n) of ``plan(rows, n)``; ``of``: what tells a rule's schedules apart."""
-    bands: dict[int, list[int]] = {}
-    for n in lengths:
-        bands.setdefault(plan(1, n)["rule"], []).append(n)
-    for rule, ns in bands.items():
+    for rule, ns in _by_shape(lengths, lambda n: plan(1, n)["rule"]).items():
         for n in _ends(ns):
             counts: dict[Any, list[int]] = {}
             for count in rows:
@@ -147,12 +158,9 @@ def _norm(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
                 yield (table, *band), Problem(backward, wide, rows, n)
             # Of each number of warps and of teams in a block the shortest row, and the longest, which has the most
             # shared memory; so many that no schedule of fewer has them.
-            teams: dict[Any, list[int]] = {}
-            for n in sorted({*range(3, _EACH_LENGTH), *_lengths_of_teams(table, dtype)}):
-                found = plan(1 << 20, n)
-                shape = tuple(found.get(name) for name in ("rule", "threads", "blocks", "teams"))
-                teams.setdefault(shape, []).append(n)
-            for (rule, *_), ns in teams.items():
+            teams = functools.partial(_shape, plan, 1 << 20, ("rule", "threads", "blocks", "teams"))
+            of_teams = sorted({*range(3, _EACH_LENGTH), *_lengths_of_teams(table, dtype)})
+            for (rule, *_), ns in _by_shape(of_teams, teams).items():
                 for n in {ns[0], ns[-1]}:
                     fewest = {plan(rows, n)["schedule"]: rows for rows in reversed(_rows(card)) if rows > 1}
                     schedule, rows = max(fewest.items())
@@ -176,11 +184,8 @@ def _row(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
             for band, rows, n in _by_rule(dtype, sorted(lengths), _rows(card), plan, ["kernel", "blocks"]):
                 yield ("row", name, *band), Problem(backward, wide, rows, n)
             # Of each number of blocks that share a row the shortest and the longest of these.
-            shared: dict[Any, list[int]] = {}
-            for n in sorted({*lengths, *(width << k for k in range(18))}):
-                found = plan(_FEW_ROWS, n)
-                shared.setdefault(tuple(found[of] for of in ("rule", "kernel", "blocks")), []).append(n)
-            for band, ns in shared.items():
+            shared = functools.partial(_shape, plan, _FEW_ROWS, ("rule", "kernel", "blocks"))
+            for band, ns in _by_shape(sorted({*lengths, *(width << k for k in range(18))}), shared).items():
                 for n in {ns[0], ns[-1]} if band[-1] > 1 else ():
                     yield ("row", name, *band), Problem(backward, wide, _FEW_ROWS, n)
 

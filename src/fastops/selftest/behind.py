@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..cases import RawCall
-from ..kit import CompileError, NoCompiler, cuda_kernel
+from ..kit import cuda_kernel
 
 _CYCLES = 300_000  # 0.15 to 0.2 ms: longer than the launches behind it
 _MOST = 9  # tensors of a call
@@ -45,7 +45,7 @@ def writer_on(device: torch.device) -> Writer | None:
     kernel = cuda_kernel(_SOURCE, "write_late", _SIGNATURE, grid=_BLOCKS, block=_THREADS)
     try:
         kernel.prepare(device=device)
-    except (CompileError, NoCompiler, RuntimeError):
+    except RuntimeError:
         return None
 
     def write(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -68,7 +68,7 @@ def just_written(call: RawCall) -> RawCall:
         return just_written_by_ours(call)
     copies = {k: torch.full_like(x, torch.nan if x.is_floating_point() else 0) for k, x in tensors.items()}
     write((copies[k], x) for k, x in tensors.items())
-    return call.with_args(tuple(copies.get(k, x) for k, x in enumerate(call.args)))
+    return call.with_tensors(copies)
 
 
 def just_written_by_ours(call: RawCall) -> RawCall:

@@ -82,13 +82,13 @@ def _of_rows(call: RawCall) -> list[Tensor]:
 @contextlib.contextmanager
 def _over_and_over(call: RawCall, times: int, memory: DriverMemory) -> Iterator[RawCall]:
     """With tensors of rows so many times, of which those of whole pages are in memory once."""
-    args = list(call.args)
+    given: dict[int, Tensor] = {}
     with contextlib.ExitStack() as until:
         for k, x in enumerate(call.args):
             if not isinstance(x, Tensor) or k in call.shared:
                 continue
             if x.nbytes % memory.granularity:
-                args[k] = x.repeat(times, *[1] * (x.dim() - 1))
+                given[k] = x.repeat(times, *[1] * (x.dim() - 1))
                 continue
             place = memory.reserve(times * x.nbytes)
             memory.back(place, x.nbytes, times)
@@ -96,5 +96,5 @@ def _over_and_over(call: RawCall, times: int, memory: DriverMemory) -> Iterator[
             dense = x.contiguous()
             there = memory.tensor(place, times * x.nbytes, x.dtype)
             there.as_strided(x.shape, dense.stride()).copy_(dense)
-            args[k] = there.as_strided((times * len(x), *x.shape[1:]), dense.stride())
-        yield call.with_args(tuple(args))
+            given[k] = there.as_strided((times * len(x), *x.shape[1:]), dense.stride())
+        yield call.with_tensors(given)

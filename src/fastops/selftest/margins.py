@@ -43,10 +43,6 @@ def results(call: RawCall) -> tuple[Tensor, ...]:
         raise
 
 
-def with_tensors(call: RawCall, given: dict[int, Tensor]) -> RawCall:
-    return call.with_args(tuple(given.get(k, x) for k, x in enumerate(call.args)))
-
-
 def span(x: Tensor) -> int:
     """Bytes from the first element to the last."""
     count = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
@@ -78,7 +74,7 @@ def margins(t: Target) -> Iterator[Outcome]:
         for late in (0, 1)[t.quick :] if tensors else ():
             memory, copies = between(list(tensors.values()), late)
             before = memory.clone()
-            found = results(with_tensors(call, dict(zip(tensors, copies, strict=True))))
+            found = results(call.with_tensors(dict(zip(tensors, copies, strict=True))))
             touched.append((memory != before).any())
             if call.row_outputs and expected:
                 differs.append(other_bits(found, expected))

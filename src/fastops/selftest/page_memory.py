@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..cases import RawCall
 from .checks import argument_name
-from .margins import results, span, with_tensors
+from .margins import results, span
 
 ROOM, MOST = 1 << 22, 32  # bytes of a tensor, and tensors of a call
 SHIM = "aoti_torch_empty_strided"  # torch's C function by which every op of ours allocates
@@ -129,7 +129,7 @@ class Pages(ABC):
         self.faults.clear()
         self._names.clear()
         self._at_end = at_end
-        there = with_tensors(call, {k: self._put(x, argument_name(call.op, k)) for k, x in tensors.items()})
+        there = call.with_tensors({k: self._put(x, argument_name(call.op, k)) for k, x in tensors.items()})
         self._allocates = True
         try:
             outputs = tuple(x.clone() for x in results(there))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -193,11 +192,9 @@ def _again(t: Target, call: RawCall, outputs: tuple[Tensor, ...], problem: Probl
 
 def _apart(call: RawCall, more: int) -> RawCall:
     """Between rows of each tensor lie so many bytes more, at least a number, than between those of the one before."""
-    args, times = list(call.args), itertools.count(1)
-    for k, x in enumerate(call.args):
-        if isinstance(x, Tensor) and x.dim() > 1 and not is_statistic(call, k):
-            args[k] = of_wider(x, next(times) * max(1, more // x.element_size()))
-    return call.with_args(tuple(args))
+    lies = [k for k, x in enumerate(call.args) if isinstance(x, Tensor) and x.dim() > 1 and not is_statistic(call, k)]
+    least = {k: max(1, more // call.args[k].element_size()) for k in lies}
+    return call.with_tensors({k: of_wider(call.args[k], times * least[k]) for times, k in enumerate(lies, 1)})
 
 
 def _writes_behind(call: RawCall, outputs: tuple[Tensor, ...]) -> bool:
