@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastops.cases import RawCall, by_name
-from fastops.cases.inputs import MakeFromPool
+from fastops.cases import Make, RawCall, by_name
 from fastops.selftest import reach
 from fastops.selftest.bands import STREAMED
 from fastops.selftest.reach import FEW, rules
@@ -22,7 +21,7 @@ from fastops.selftest.target import Path, Target
 def test_numbers_of_the_pool(shape: tuple[int, int], device: torch.device) -> None:
     """Those of a seed are the same everywhere."""
     places = (device, 0), ("cpu", 0), (device, 1)
-    one, again, other = (MakeFromPool(place, torch.float32, seed)(*shape, shift=2.0) for place, seed in places)
+    one, again, other = (Make(place, torch.float32, seed)(*shape, shift=2.0) for place, seed in places)
     assert torch.equal(one.cpu(), again)
     assert not torch.equal(one, other)
     assert 0.5 < one.mean() < 3.5

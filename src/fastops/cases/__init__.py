@@ -369,7 +369,7 @@ CASES: tuple[Case, ...] = (
         fixed=("weight",),
         autocast=("own", "single"),
         room=1.25,
-        bounds=bounds(f16=(0.51, 0.51, 0.51), bf16=(0.51, 0.51, 0.51), f32=(1.5, 18, 64), f64=(2, 15, 190)),
+        bounds=bounds(f16=(0.51, 0.51, 0.51), bf16=(0.51, 0.51, 0.51), f32=(1.5, 18, 90), f64=(2, 15, 190)),
         formula="-log e^x[target] / Σ e^x",
         gradient="p - [j = target], from the logits and lse alone",
         gradient_reads=losses.gradient_reads,

@@ -18,6 +18,7 @@ Layout = Callable[[Tensor], Tensor]
 class Make:
     """Normally distributed tensors of one device and dtype, the same numbers on every device and in every layout.
 
+    Large ones are parts of one pool, from places that the seed draws: most of the time would be the generator's.
     A GPU is not waited for: what is pageable is staged before a copy returns.
     """
 
@@ -37,8 +38,12 @@ class Make:
         return laid_out(self._random(shape, scale, shift, dtype or self.dtype), layout)
 
     def _random(self, shape: tuple[int, ...], scale: float, shift: float, dtype: torch.dtype) -> Tensor:
-        values = torch.randn(shape, generator=self._generator, dtype=torch.float64) * scale + shift
-        return values.to(dtype).to(self.device, non_blocking=True)
+        count, pool = math.prod(shape), _pool(self.device)
+        if not _LARGE <= count <= len(pool) // 2:
+            values = torch.randn(shape, generator=self._generator, dtype=torch.float64) * scale + shift
+            return values.to(dtype).to(self.device, non_blocking=True)
+        begin = int(torch.randint(len(pool) - count, (), generator=self._generator))
+        return (pool[begin : begin + count].view(shape) * scale + shift).to(dtype)
 
     def integers(self, *shape: int, below: int) -> Tensor:
         """From 0 on, int64."""
@@ -50,15 +55,7 @@ class Make:
         return torch.float32 if self.dtype in HALVES else self.dtype
 
 
-class MakeFromPool(Make):
-    """Parts of one pool of numbers, from places that the generator draws: of many large tensors most time is its."""
-
-    def _random(self, shape: tuple[int, ...], scale: float, shift: float, dtype: torch.dtype) -> Tensor:
-        count, pool = math.prod(shape), _pool(self.device)
-        if 2 * count > len(pool):
-            return super()._random(shape, scale, shift, dtype)
-        begin = int(torch.randint(len(pool) - count, (), generator=self._generator))
-        return (pool[begin : begin + count].view(shape) * scale + shift).to(dtype)
+_LARGE = 1 << 14  # numbers
 
 
 @functools.cache

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..cases import RawCall
-from ..cases.inputs import MakeFromPool
 from .accuracy import evaluate, incoming_gradients, tensors_of
 from .behind import just_written, just_written_by_ours
 from .bits import all_same, other_bits
@@ -104,7 +103,7 @@ def another_is_current(t: Target) -> Iterator[Outcome]:
     worst = Worst(t, "another GPU is current")
     other = torch.device("cuda", (t.path.device.index + 1) % count)
     alike = torch.cuda.get_device_name(other) == torch.cuda.get_device_name(t.path.device)
-    for call in t.case.raw(MakeFromPool(t.path.device, t.dtype), 3, _LONG[-1]) if alike else ():
+    for call in t.case.raw(t.make(), 3, _LONG[-1]) if alike else ():
         here, there = call(), call.with_args(tuple(x.to(other) if isinstance(x, Tensor) else x for x in call.args))()
         worst.expect(all_same(here, (x.to(t.path.device) for x in there)), "other bits there", call.op)
     for form in few(t):
@@ -122,7 +121,7 @@ def after_others(t: Target) -> Iterator[Outcome]:
     wrong = set()
     by_op: dict[str, list[RawCall]] = {}
     for n in _LONG:
-        calls = {call.op: call for call in reversed(t.case.raw(MakeFromPool(t.path.device, t.dtype), 3, n))}
+        calls = {call.op: call for call in reversed(t.case.raw(t.make(), 3, n))}
         for op, call in calls.items():
             fits = op.endswith("_backward") and not call.args_of and call.most_rows > 3 * _TIMES
             if fits and any(x.numel() for x in _sums(call)):

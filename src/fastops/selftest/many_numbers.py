@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..cases import RawCall
 from ..cases.case import ANY_ROWS
-from ..cases.inputs import MakeFromPool
 from .bits import all_alike, other_bits
 from .checks import NOT_CHECKED, Outcome
 from .driver_memory import DriverMemory
@@ -42,7 +41,7 @@ def _by_op(t: Target, memory: DriverMemory) -> tuple[list[str], list[str]]:
     """Ops whose results are wrong, and those that have no room."""
     wrong, no_room = [], []
     calls: dict[str, RawCall] = {}
-    for call in t.case.raw(MakeFromPool(t.path.device, t.dtype), _ROWS, _COLUMNS):
+    for call in t.case.raw(t.make(), _ROWS, _COLUMNS):
         if call.args_of is None and call.most_rows == ANY_ROWS and call.row_outputs:
             calls.setdefault(call.op, call)
     for call in calls.values():

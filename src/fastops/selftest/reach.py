@@ -19,7 +19,7 @@ from torch import Tensor
 from .._plan import DTYPES, card_here
 from ..cases import Layout, RawCall
 from ..cases.case import ANY_ROWS
-from ..cases.inputs import HALVES, MakeFromPool, of_wider
+from ..cases.inputs import HALVES, of_wider
 from .accuracy import largest_error, wide_copies
 from .bands import FEW, LARGE, STREAMED, Band, Problem, bands_of
 from .behind import just_written
@@ -99,7 +99,7 @@ def _each_rule(
         for problem in problems:
             by_size.setdefault((min(FEW, problem.rows), problem.n), {}).setdefault(problem, []).append(band)
     for size, those in by_size.items():
-        make = MakeFromPool(t.path.device, t.dtype)
+        make = t.make()
         few = [_Few(call, size) for call in t.case.raw(make, *size) if call.args_of is None]
         few.sort(key=lambda each: -len(each.call.row_outputs))
         for problem, its_bands in those.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping
@@ -39,7 +40,12 @@ class Path:
 
 
 def parameters_of(case: Case) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(case.function).parameters
+    return _parameters(case.function)
+
+
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
 
 
 def on_path(case: Case, path: Path) -> Case:
