@@ -209,7 +209,16 @@ def test_unknown_names() -> None:
             call("softmax", "conv2d")
 
 
+def in_threads(count: int, *targets: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=target) for target in targets for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def test_threads_that_switch_while_others_compute() -> None:
+    """Where all is enabled throughout: PyTorch does not protect a kernel that is replaced from its callers."""
     x, w = inputs(torch.float32)
     expected = {name: call(x, w).detach() for name, call in CALLS.items()}
     until, wrong = time.monotonic() + 1.5, []
@@ -227,9 +236,20 @@ def test_threads_that_switch_while_others_compute() -> None:
                 if not torch.allclose(y, expected[name], atol=1e-5):
                     wrong.append(name)
 
-    threads = [threading.Thread(target=target) for target in (switch, compute) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with fastops.enabled():
+        in_threads(4, switch, compute)
     assert not wrong
+
+
+def test_threads_that_switch() -> None:
+    x, w = inputs(torch.float32)
+    expected = {name: call(x, w).detach() for name, call in CALLS.items()}
+
+    def switch() -> None:
+        for _ in range(100):
+            with fastops.enabled("layer_norm"), fastops.enabled():
+                pass
+
+    in_threads(4, switch)
+    for name, call in CALLS.items():
+        assert torch.equal(call(x, w), expected[name])

@@ -18,7 +18,8 @@ FASTOPS_EXPORT std::vector<Overridden> overridden();
 FASTOPS_EXPORT std::vector<std::string> keys();
 
 // As often as enabled, a function must be disabled before aten's kernels are back. Both throw std::invalid_argument for a name
-// that is not in the table; disabling what is not enabled does nothing.
+// that is not in the table; disabling what is not enabled does nothing. The dispatcher has no lock for who calls a kernel
+// that is replaced: the first enable and the last disable want no other thread in these operators.
 FASTOPS_EXPORT void enable(const std::string& function);
 FASTOPS_EXPORT void disable(const std::string& function);
 FASTOPS_EXPORT bool is_enabled(const std::string& function);

@@ -55,8 +55,10 @@ def enable(*functions: str) -> Enabled:
         RuntimeError: a function that this PyTorch has with another signature.
 
     Calls count: as often as a function was enabled it must be disabled. A forward that ran while a function was enabled
-    may have its backward after it was disabled, and the reverse. Threads may call it at any time, but it is the
-    process that is switched and not the thread.
+    may have its backward after it was disabled, and the reverse. It is the process that is switched and not the thread.
+    PyTorch's dispatcher does not protect a kernel that is replaced from the threads that are calling it: let none run
+    these functions while the first :func:`enable`, or the last :func:`disable`, of one is going on. Between these,
+    threads may call both at any time.
 
     Example::
 
@@ -87,6 +89,8 @@ def disable(*functions: str) -> None:
 @contextmanager
 def enabled(*functions: str) -> Iterator[Enabled]:
     """``with fastops.enabled(...):`` :func:`enable` for the time of a block. It is the process that is switched.
+
+    Threads that have such blocks while others compute want an :func:`enable` around them all, as it says there.
 
     Example::
 

@@ -14,7 +14,8 @@ FASTOPS_API const char* fastops_version(void);
 
 /* Lets torch's own functions run our kernels on the CPU, gradients included: "layer_norm", "rms_norm", "softmax",
  * "log_softmax"; NULL for all of them. Calls count: as often as enabled, a function must be disabled before what ran before
- * runs again. 0, or -1 for a name that is none of these, with the reason on stderr. It is the process that is switched. */
+ * runs again. 0, or -1 for a name that is none of these, with the reason on stderr. It is the process that is switched:
+ * no thread may run these functions while the first enable, or the last disable, is going on. */
 FASTOPS_API int fastops_enable(const char* function);
 FASTOPS_API int fastops_disable(const char* function);
 
