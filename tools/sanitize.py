@@ -20,7 +20,7 @@ import torch
 
 from fastops import kit
 from fastops.cases import CASES, Make, misaligned
-from fastops.selftest.margins import raw_calls
+from fastops.selftest.margins import raw_calls, results
 
 # Rows shared by a block's warps, blocks that walk over several rows; columns below and above each kernel's reach,
 # of whole words and not.
@@ -76,11 +76,12 @@ def asked_for(name: str) -> bool:
 def of_kernels() -> Iterator[Callable[[], object]]:
     for case in (case for case in CASES if asked_for(case.name)):
         for dtype in case.dtypes:
-            yield from (call for call, _ in raw_calls(case, Make("cuda", dtype), quick=False))
+            yield from (partial(results, call) for call, _ in raw_calls(case, Make("cuda", dtype), quick=False))
             for rows, n in SIZES:
                 for call in case.raw(Make("cuda", dtype), rows, n):
-                    yield call
-                    yield call.with_args(tuple(misaligned(x) if isinstance(x, torch.Tensor) else x for x in call.args))
+                    tensors = {k: x for k, x in enumerate(call.args) if isinstance(x, torch.Tensor)}
+                    yield partial(results, call)
+                    yield partial(results, call.with_tensors({k: misaligned(x) for k, x in tensors.items()}))
 
 
 def of_the_kit() -> Iterator[Callable[[], object]]:

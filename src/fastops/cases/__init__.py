@@ -142,7 +142,9 @@ CASES: tuple[Case, ...] = (
         calls=calls.gated("gate", "up", {"alpha": 1.702, "row_scale": None}),
         coarse=("row_scale",),
         room=1.5,
-        bounds=bounds(f16=(0.51, 0.51, 0.6), bf16=(0.51, 0.51, 0.6, 0.6, 24), f32=(2, 6, 8, 15), f64=(3, 6, 8, 15)),
+        bounds=bounds(
+            f16=(0.51, 0.51, 0.6), bf16=(0.51, 0.51, 0.6, 0.6, 40), f32=(2, 6, 10, 15), f64=(3, 6, 8, 15, 30)
+        ),
         elementwise=True,
         formula="g·σ(g)·u",
         gradient="u·(g·σ(g))'·dy and g·σ(g)·dy, in one pass",
@@ -281,7 +283,7 @@ CASES: tuple[Case, ...] = (
         calls=calls.norm(False, False),
         autocast=SINGLE,
         room=2.0,
-        bounds=bounds(f16=(0.51, 6, 5), bf16=(0.51, 7, 7), f32=(3, 14, 14), f64=(4.5, 24, 28)),
+        bounds=bounds(f16=(0.51, 6, 5), bf16=(0.51, 7, 7), f32=(3, 14, 20), f64=(4.5, 24, 28)),
         formula="x / sqrt(mean(x²) + eps)·(w + offset)",
         gradient="for x and w, only those asked for",
         gradient_reads=norms.RMS_NORM.gradient_reads,
@@ -315,7 +317,7 @@ CASES: tuple[Case, ...] = (
         calls=calls.norm(False, True),
         autocast=SINGLE,
         room=2.0,
-        bounds=bounds(f16=(0.51, 6, 5), bf16=(0.51, 7, 7), f32=(3, 14, 14), f64=(4.5, 24, 28)),
+        bounds=bounds(f16=(0.51, 6, 5), bf16=(0.51, 7, 7), f32=(3, 14, 20), f64=(4.5, 24, 28)),
         rounds_again=(0, 4),
         formula="(rms_norm(x + r), x + r)",
         gradient="of both outputs in one pass",

@@ -87,7 +87,7 @@ def _of_usual_numbers(out: Tensor, truth: Tensor, relative: bool, limits: torch.
     """Likewise, where the truth and its squares are finite: in a third of the time."""
     scale = truth.double().abs()
     root = 0.0 if relative else float(torch.linalg.vector_norm(scale)) / math.sqrt(scale.numel())
-    error = (out.detach().double() - truth).abs_().div_(scale.clamp_min_(max(root, limits.tiny)))
+    error = (out.detach().to(truth.device).double() - truth).abs_().div_(scale.clamp_min_(max(root, limits.tiny)))
     return (error.max() / limits.eps).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
