@@ -6,6 +6,9 @@ reductions, which make inputs here. In the norms' backward over long rows it rep
 cluster, whose order comes from sums that blocks send each other (st.async), and sums of teams that a __syncthreads()
 parts: it follows neither those messages nor, it seems, named barriers beside that one.
 
+Under memcheck, where each tensor has memory of its own, the card's fills up: 36 to 45 GB in the first 100 s of an
+operator. So name operators, and run no two beside each other.
+
 Values are the selftest's affair.
 """
 

@@ -17,7 +17,7 @@ from fastops.selftest.reach import FEW, rules
 from fastops.selftest.target import Path, Target
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (1500, 1500)], ids=["of the pool", "larger than it"])
+@pytest.mark.parametrize("shape", [(3, 5), (150, 150), (1500, 1500)], ids=["few", "of the pool", "larger than it"])
 def test_numbers_of_the_pool(shape: tuple[int, int], device: torch.device) -> None:
     """Those of a seed are the same everywhere."""
     places = (device, 0), ("cpu", 0), (device, 1)

@@ -38,12 +38,12 @@ class Make:
         return laid_out(self._random(shape, scale, shift, dtype or self.dtype), layout)
 
     def _random(self, shape: tuple[int, ...], scale: float, shift: float, dtype: torch.dtype) -> Tensor:
-        count, pool = math.prod(shape), _pool(self.device)
-        if not _LARGE <= count <= len(pool) // 2:
+        count = math.prod(shape)
+        if not _LARGE <= count <= _POOL // 2:
             values = torch.randn(shape, generator=self._generator, dtype=torch.float64) * scale + shift
             return values.to(dtype).to(self.device, non_blocking=True)
-        begin = int(torch.randint(len(pool) - count, (), generator=self._generator))
-        return (pool[begin : begin + count].view(shape) * scale + shift).to(dtype)
+        begin = int(torch.randint(_POOL - count, (), generator=self._generator))
+        return (_pool(self.device)[begin : begin + count].view(shape) * scale + shift).to(dtype)
 
     def integers(self, *shape: int, below: int) -> Tensor:
         """From 0 on, int64."""
@@ -55,12 +55,12 @@ class Make:
         return torch.float32 if self.dtype in HALVES else self.dtype
 
 
-_LARGE = 1 << 14  # numbers
+_LARGE, _POOL = 1 << 14, 1 << 21  # numbers
 
 
 @functools.cache
 def _pool(device: torch.device) -> Tensor:
-    return torch.randn(1 << 21, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
+    return torch.randn(_POOL, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device)
 
 
 def transposed(t: Tensor) -> Tensor:
