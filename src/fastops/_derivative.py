@@ -53,6 +53,31 @@ def filled(grads: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> tuple[T
     return tuple([torch.zeros_like(y) if g is None else g for g, y in zip(grads, outputs, strict=True)])
 
 
+def vjp_of(function: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[..., tuple[Tensor, ...]]]:
+    """``torch.func.vjp``; by autograd where saved tensors have hooks, as in ``save_on_cpu``, which it refuses."""
+    functional: Any = torch.func.vjp
+    if torch.compiler.is_dynamo_compiling():
+        return functional(function, *primals)  # type: ignore[no-any-return]
+    try:
+        return functional(function, *primals)  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+    with torch.enable_grad():
+        at = tuple([x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in primals])
+        outputs = function(*at)
+
+    def pullback(grads: Any) -> tuple[Tensor, ...]:
+        pairs = zip(outputs, grads, strict=True) if isinstance(outputs, tuple) else ((outputs, grads),)
+        found = [(y, g) for y, g in pairs if y.requires_grad]
+        if not found:
+            return tuple([torch.zeros_like(x) for x in at])
+        ys, gs = zip(*found, strict=True)
+        return torch.autograd.grad(ys, at, gs, create_graph=torch.is_grad_enabled(), materialize_grads=True)
+
+    return outputs, pullback
+
+
 def save_inputs(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
     """What :func:`backward_of` a reference reads."""
     unused_as_none(ctx)
@@ -80,7 +105,7 @@ def backward_of(reference: Callable[..., Any]) -> Callable[..., Any]:
             outputs = reference(*inputs)
             return outputs if isinstance(outputs, Tensor) else tuple([outputs[k] for k in moving])
 
-        outputs, vjp = torch.func.vjp(of_wanted, *(inputs[k] for k in wanted))  # type: ignore[misc]
+        outputs, vjp = vjp_of(of_wanted, *(inputs[k] for k in wanted))
         found = vjp(tuple([grads[k] for k in moving]) if isinstance(outputs, tuple) else grads[0])
         result: list[Any] = [None] * len(inputs)
         for k, gradient in zip(wanted, found, strict=True):
@@ -129,6 +154,6 @@ def transposed(backward: Callable[..., Any], ctx: Any, *tangents: Any) -> Any:
         return tuple(gradient for gradient, _ in pairs)
 
     zeros = [torch.zeros(shape, **like) for shape, like in kept.outputs]
-    _, vjp = torch.func.vjp(pullback, *zeros)  # type: ignore[misc]
+    _, vjp = vjp_of(pullback, *zeros)
     found = vjp(tuple(moved))
     return found if len(found) > 1 else found[0]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._arguments import check_numbers, check_tensors
-from .._derivative import filled, unused_as_none
+from .._derivative import filled, unused_as_none, vjp_of
 from .._norm import rms_eps
 from .._operator import Operator, check_parameter, wide
 from ..families.rope import (
@@ -191,7 +191,7 @@ def _backward(ctx: Any, grad_q: Tensor | None, grad_k: Tensor | None) -> Any:
         def of_tables(cos: Tensor, sin: Tensor) -> Pair:
             return qk_norm_rope_reference(q, k, q_weight, k_weight, cos, sin, positions, *ctx.options)
 
-        outputs, vjp = torch.func.vjp(of_tables, cos, sin)  # type: ignore[misc]
+        outputs, vjp = vjp_of(of_tables, cos, sin)
         of_cos, of_sin = vjp(filled((grad_q, grad_k), outputs))
         found[4:6] = of_cos if needed[4] else None, of_sin if needed[5] else None
     return tuple(found)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._derivative import filled, unused_as_none
+from .._derivative import filled, unused_as_none, vjp_of
 from .._operator import Operator, wide
 from ..families.rope import Rotation, batched, batched_tables, check_arguments, like, sharding, where
 
@@ -76,7 +76,7 @@ def _backward(ctx: Any, grad_q: Tensor | None, grad_k: Tensor | None) -> Any:
         def of_tables(cos: Tensor, sin: Tensor) -> Pair:
             return rope_reference(q, k, cos, sin, positions, *ctx.options)
 
-        outputs, vjp = torch.func.vjp(of_tables, cos, sin)  # type: ignore[misc]
+        outputs, vjp = vjp_of(of_tables, cos, sin)
         of_cos, of_sin = vjp(filled((grad_q, grad_k), outputs))
         found[2:4] = of_cos if needed[2] else None, of_sin if needed[3] else None
     return tuple(found)

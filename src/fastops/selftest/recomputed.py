@@ -13,10 +13,15 @@ from .accuracy import Evaluation, evaluate, incoming_gradients
 from .checks import Outcome, same_results
 from .forms import Form, Worst, few, of_calls
 from .target import Target
+from .together import on_cpu
+from .transforms import SECOND, double_backward
 
 
 def recomputed(t: Target) -> Iterator[Outcome]:
-    """Under ``torch.utils.checkpoint`` and ``save_on_cpu``: the bits of the call by itself."""
+    """Under ``torch.utils.checkpoint`` and ``save_on_cpu``: the bits of the call by itself.
+
+    Under the latter also of a backward, and of second derivatives their numbers.
+    """
     if not t.first:
         return
     worst = Worst(t, "checkpoint and save_on_cpu")
@@ -25,7 +30,19 @@ def recomputed(t: Target) -> Iterator[Outcome]:
         for function in (_checkpointed, _elsewhere):
             found = evaluate(lambda *args: function(form, args), form.args)  # noqa: B023
             worst.expect(same_results(found, alone), f"other bits {function.__name__[1:]}", form.text)
+    for form in few(t):
+        alone, twice = evaluate(form.ours, form.args), _twice(form)
+        with torch.autograd.graph.save_on_cpu():
+            found, also = evaluate(form.ours, form.args), _twice(form)
+        worst.expect(same_results(found, alone), "other bits of a backward there", form.text)
+        worst.small(SECOND, also, [x.double() for x in on_cpu(twice)], f"second derivatives of {form.text}")
     yield worst.outcome()
+
+
+def _twice(form: Form) -> tuple[Tensor, ...]:
+    learn = form.learnable
+    grads = incoming_gradients(form.ours(*form.args))
+    return double_backward(form.ours, form.args, grads, incoming_gradients(tuple(form.args[k] for k in learn)), learn)
 
 
 def changed(t: Target) -> Iterator[Outcome]:

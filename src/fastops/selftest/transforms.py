@@ -151,13 +151,13 @@ def second_derivatives(t: Target) -> Iterator[Outcome]:
         grads = incoming_gradients(form.ours(*form.args))
         for learn in (form.learnable, form.learnable[:1])[: 2 if k == 0 else 1]:
             outer = incoming_gradients(tuple(form.args[k] for k in learn))
-            found = _double_backward(form.ours, form.args, grads, outer, learn)
-            truth = _double_backward(form.plain, wide_copies(form.args), wide_copies(grads), wide_copies(outer), learn)
+            found = double_backward(form.ours, form.args, grads, outer, learn)
+            truth = double_backward(form.plain, wide_copies(form.args), wide_copies(grads), wide_copies(outer), learn)
             worst.small(SECOND, found, truth, form.text)
     yield worst.outcome()
 
 
-def _double_backward(function: Function, args: Any, grads: Any, outer: Any, learn: list[int]) -> tuple[Tensor, ...]:
+def double_backward(function: Function, args: Any, grads: Any, outer: Any, learn: list[int]) -> tuple[Tensor, ...]:
     args = [x.detach().requires_grad_(k in learn) for k, x in enumerate(args)]
     inputs, grads = [args[k] for k in learn], [g.detach().requires_grad_() for g in grads]
     reached = [(out, g) for out, g in zip(function(*args), grads, strict=True) if out.requires_grad]
