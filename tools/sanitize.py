@@ -22,7 +22,7 @@ from itertools import chain
 import torch
 
 from fastops import kit
-from fastops.cases import CASES, Make, misaligned
+from fastops.cases import CASES, Make, RawCall, misaligned
 from fastops.selftest.margins import raw_calls, results
 
 # Rows shared by a block's warps, blocks that walk over several rows; columns below and above each kernel's reach,
@@ -76,15 +76,14 @@ def asked_for(name: str) -> bool:
     return name in sys.argv[1:] or len(sys.argv) == 1
 
 
-def of_kernels() -> Iterator[Callable[[], object]]:
+def of_kernels() -> Iterator[RawCall]:
     for case in (case for case in CASES if asked_for(case.name)):
         for dtype in case.dtypes:
-            yield from (partial(results, call) for call, _ in raw_calls(case, Make("cuda", dtype), quick=False))
+            yield from (call for call, _ in raw_calls(case, Make("cuda", dtype), quick=False))
             for rows, n in SIZES:
                 for call in case.raw(Make("cuda", dtype), rows, n):
-                    tensors = {k: x for k, x in enumerate(call.args) if isinstance(x, torch.Tensor)}
-                    yield partial(results, call)
-                    yield partial(results, call.with_tensors({k: misaligned(x) for k, x in tensors.items()}))
+                    yield call
+                    yield call.with_args(tuple(misaligned(x) if isinstance(x, torch.Tensor) else x for x in call.args))
 
 
 def of_the_kit() -> Iterator[Callable[[], object]]:
@@ -120,7 +119,7 @@ def main() -> int:
         print(f"there is no {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
     calls = 0
-    for call in chain(of_kernels(), of_the_kit()):
+    for call in chain((partial(results, call) for call in of_kernels()), of_the_kit()):
         call()
         calls += 1
     torch.cuda.synchronize()

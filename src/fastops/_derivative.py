@@ -53,13 +53,15 @@ def filled(grads: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> tuple[T
     return tuple([torch.zeros_like(y) if g is None else g for g, y in zip(grads, outputs, strict=True)])
 
 
+_vjp: Callable[..., tuple[Any, Callable[..., tuple[Tensor, ...]]]] = torch.func.vjp  # type: ignore[assignment]
+
+
 def vjp_of(function: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[..., tuple[Tensor, ...]]]:
     """``torch.func.vjp``; by autograd where saved tensors have hooks, as in ``save_on_cpu``, which it refuses."""
-    functional: Any = torch.func.vjp
     if torch.compiler.is_dynamo_compiling():
-        return functional(function, *primals)  # type: ignore[no-any-return]
+        return _vjp(function, *primals)
     try:
-        return functional(function, *primals)  # type: ignore[no-any-return]
+        return _vjp(function, *primals)
     except RuntimeError as error:
         if "saved tensor hooks" not in str(error):
             raise

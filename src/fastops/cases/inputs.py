@@ -39,11 +39,12 @@ class Make:
 
     def _random(self, shape: tuple[int, ...], scale: float, shift: float, dtype: torch.dtype) -> Tensor:
         count = math.prod(shape)
-        if not _LARGE <= count <= _POOL // 2:
-            values = torch.randn(shape, generator=self._generator, dtype=torch.float64) * scale + shift
-            return values.to(dtype).to(self.device, non_blocking=True)
-        begin = int(torch.randint(_POOL - count, (), generator=self._generator))
-        return (_pool(self.device)[begin : begin + count].view(shape) * scale + shift).to(dtype)
+        if _LARGE <= count <= _POOL // 2:
+            begin = int(torch.randint(_POOL - count, (), generator=self._generator))
+            values = _pool(self.device)[begin : begin + count].view(shape)
+        else:
+            values = torch.randn(shape, generator=self._generator, dtype=torch.float64)
+        return (values * scale + shift).to(dtype).to(self.device, non_blocking=True)
 
     def integers(self, *shape: int, below: int) -> Tensor:
         """From 0 on, int64."""

@@ -60,13 +60,12 @@ def largest_error(
     if not out.is_floating_point():
         return torch.where((out.to(truth.device) == truth).all(), 0.0, torch.inf)
     limits = torch.finfo(dtype or out.dtype)
-    if truth.is_cpu and among is None:  # nothing is waited for
-        most = float(truth.abs().max())
-        if _USUAL < most < min(torch.finfo(out.dtype).max, 1 / _USUAL):
-            return _of_usual_numbers(out, truth, relative, limits)
-    rounded = truth.to(out.dtype).double().contiguous()
-    out, truth = out.detach().to(truth.device).double().contiguous(), truth.double().contiguous()
-    scale = truth.abs()
+    truth = truth.double().contiguous()
+    rounds_to, out, scale = out.dtype, out.detach().to(truth.device).double().contiguous(), truth.abs()
+    # On the CPU nothing is waited for.
+    if truth.is_cpu and among is None and _USUAL < scale.max() < min(torch.finfo(rounds_to).max, 1 / _USUAL):
+        return _of_usual_numbers(out, truth, scale, relative, limits)
+    rounded = truth.to(rounds_to).double()
     if not relative:
         is_finite = scale.isfinite()
         finite = torch.where(is_finite, scale, 0).view(-1, among or scale.numel())
@@ -83,11 +82,10 @@ def largest_error(
 _USUAL = 1e-100  # whose square, and that of its inverse, float64 holds
 
 
-def _of_usual_numbers(out: Tensor, truth: Tensor, relative: bool, limits: torch.finfo) -> Tensor:
-    """Likewise, where the truth and its squares are finite: in a third of the time."""
-    scale = truth.double().abs()
+def _of_usual_numbers(out: Tensor, truth: Tensor, scale: Tensor, relative: bool, limits: torch.finfo) -> Tensor:
+    """Likewise, where the truth and its squares are finite: in fewer passes. Writes ``scale``."""
     root = 0.0 if relative else float(torch.linalg.vector_norm(scale)) / math.sqrt(scale.numel())
-    error = (out.detach().to(truth.device).double() - truth).abs_().div_(scale.clamp_min_(max(root, limits.tiny)))
+    error = (out - truth).abs_().div_(scale.clamp_min_(max(root, limits.tiny)))
     return (error.max() / limits.eps).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 

@@ -31,15 +31,15 @@ def recomputed(t: Target) -> Iterator[Outcome]:
             found = evaluate(lambda *args: function(form, args), form.args)  # noqa: B023
             worst.expect(same_results(found, alone), f"other bits {function.__name__[1:]}", form.text)
     for form in few(t):
-        alone, twice = evaluate(form.ours, form.args), _twice(form)
+        alone, second = evaluate(form.ours, form.args), _second_derivatives(form)
         with torch.autograd.graph.save_on_cpu():
-            found, also = evaluate(form.ours, form.args), _twice(form)
+            found, again = evaluate(form.ours, form.args), _second_derivatives(form)
         worst.expect(same_results(found, alone), "other bits of a backward there", form.text)
-        worst.small(SECOND, also, [x.double() for x in on_cpu(twice)], f"second derivatives of {form.text}")
+        worst.small(SECOND, again, [x.double() for x in on_cpu(second)], f"second derivatives of {form.text}")
     yield worst.outcome()
 
 
-def _twice(form: Form) -> tuple[Tensor, ...]:
+def _second_derivatives(form: Form) -> tuple[Tensor, ...]:
     learn = form.learnable
     grads = incoming_gradients(form.ours(*form.args))
     return double_backward(form.ours, form.args, grads, incoming_gradients(tuple(form.args[k] for k in learn)), learn)
