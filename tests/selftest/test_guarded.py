@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -186,6 +187,19 @@ def test_outside_by_margins(
     (outcome,) = margins.margins(Target(case, torch.float32, Path(device, device.type), quick=True))
     assert outcome.ok == (not expected)
     assert expected in outcome.detail
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_failed_launch_is_no_refusal(launched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "expected an even length, got 1" if launched else "CUDA error on device 0: too many resources requested"
+
+    def failing(x: Tensor) -> Tensor:
+        raise RuntimeError(f"[square] {text}")
+
+    monkeypatch.setattr(torch.ops.fastops, "square", failing)
+    call = RawCall("square", (torch.ones(1),))
+    with nullcontext() if launched else pytest.raises(RuntimeError, match="too many resources"):
+        assert margins.results(call) == ()
 
 
 @pytest.mark.parametrize("far", [0, 1, 100, 3000])

@@ -74,7 +74,7 @@ def values(t: Target) -> Iterator[Outcome]:
             changed.append(sample.name)
         if not any(out.numel() for out in result.outputs) and any(g.count_nonzero() for g in result.gradients):
             not_zero.append(sample.name)
-    bound = t.case.bounds[t.dtype]
+    bound = t.bound()
     for kind, limit in (("forward", bound.forward), ("gradient", bound.gradient)):
         error, name = worst[kind]
         yield Outcome(kind, error <= limit, error, limit, f"worst at sample {name}" if name else "")
@@ -135,7 +135,7 @@ def kernels(t: Target) -> Iterator[Outcome]:
     A result of a finer dtype that is counted in coarse ulps is off by few of its own.
     """
     worst, worst_at = (0.0, torch.inf), ""
-    bound = t.case.bounds[t.dtype]
+    bound = t.bound()
     many = 50021 if t.path.best and not t.quick and t.dtype in MAIN_DTYPES else 4099
     for rows, columns in ((ROWS, COLUMNS), (5, 3), (many, 7)):
         for call in t.raw(rows, columns):
@@ -251,6 +251,11 @@ IN_MEMORY_ORDER = {("relu_mask", 1)}  # results whose bits follow the layout
 def is_statistic(call: RawCall, k: int) -> bool:
     """What a forward made for its backward is always contiguous."""
     return argument_name(call.op, k) in ("statistics", "rstd", "lse", "total", "entropy")
+
+
+def is_refusal(error: Exception | None, op: str) -> bool:
+    """An error in the operator's own words, and not of a kernel that could not be launched."""
+    return str(error).startswith(f"[{op}] ") and not str(error).startswith(f"[{op}] CUDA error")
 
 
 @functools.cache

@@ -186,7 +186,7 @@ class Worst:
 
     def error_of(self, kind: str, error: float, where: str, dtype: torch.dtype | None = None) -> None:
         dtype = dtype or self.t.dtype
-        bound = getattr(self.t.case.bounds[dtype], kind) * (1.0 if dtype in HALVES else self.t.case.room)
+        bound = getattr(self.t.bound(dtype), kind) * (1.0 if dtype in HALVES else self.t.case.room)
         bound *= self.room
         self._keep(error, bound, f"{kind} of {where}")
 
@@ -224,7 +224,7 @@ class Worst:
         """In the digits of the target's dtype, whatever the results'."""
         for n, (one, expected) in enumerate(zip(on_cpu(found), truth, strict=True)):
             dtype = max(one.dtype, self.t.dtype, key=lambda dtype: torch.finfo(dtype).eps)
-            bound = max(bounds[dtype], self.t.case.bounds[dtype].gradient)
+            bound = max(bounds[dtype], self.t.bound(dtype).gradient)
             self._keep(ulps(one, expected, dtype=dtype), bound, f"{where}, result {n}")
 
     def expect(self, right: bool, what: str, where: str) -> None:

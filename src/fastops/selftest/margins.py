@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..cases import Case, Make, RawCall
 from .bits import other_bits
-from .checks import NOT_CHECKED, Outcome
+from .checks import NOT_CHECKED, Outcome, is_refusal
 from .poison import BLOCK, NotPoisonedError, written_behind
 from .target import Target
 
@@ -38,7 +38,7 @@ def results(call: RawCall) -> tuple[Tensor, ...]:
     try:
         return call()
     except RuntimeError as error:
-        if str(error).startswith(f"[{call.op}] "):
+        if is_refusal(error, call.op):
             return ()
         raise
 

@@ -46,7 +46,7 @@ def numbers(t: Target) -> Iterator[Outcome]:
     # Beyond lies what overflows in float32 between a gradient's factors, as in 2·x·g.
     largest = min(_LARGEST, torch.finfo(t.dtype).max)
     every = torch.where(every.isfinite(), every.clamp(-largest, largest), every).to(t.path.device)
-    bound = t.case.bounds[t.dtype]
+    bound = t.bound()
     worst, worst_at = (0.0, torch.inf), ""
     ties, to_odd = 0, set()
     for call in t.case.raw(t.make(), every.shape[0], ROW):
@@ -81,7 +81,7 @@ def _is_elementwise(t: Target, call: RawCall) -> bool:
 
 def _limit(t: Target, call: RawCall) -> float:
     """Far from 0 a gradient may be off by more than a result is. What is so in float64 is the truth's own."""
-    bound = t.case.bounds[t.dtype]
+    bound = t.bound()
     forward = t.path.kind == "cpu" and t.dtype == torch.float32 and not call.op.endswith("_backward")
     return min(bound.anywhere(t.path.device), 2 * bound.forward + 1 if forward else torch.inf)
 

@@ -42,7 +42,7 @@ def rules(t: Target) -> Iterator[Outcome]:
     bands = _bands(t)
     if not bands:
         return
-    limit = t.case.bounds[t.dtype].anywhere(t.path.device)
+    limit = t.bound().anywhere(t.path.device)
     wrong: dict[str, str] = {}
     reached: set[Band] = set()
     worst, worst_at = 0.0, ""

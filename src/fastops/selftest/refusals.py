@@ -12,7 +12,7 @@ from torch import Tensor
 from ..cases.inputs import HALVES
 from ..cases.refused import OF_ANOTHER_TYPE, REFUSED, UNDERFLOWING
 from .accuracy import is_learnable, wide_copies
-from .checks import Outcome
+from .checks import Outcome, is_refusal
 from .forms import Form, Worst, few, results_of, rows_apart
 from .target import Target, parameters_of
 
@@ -25,7 +25,7 @@ def invalid_arguments(t: Target) -> Iterator[Outcome]:
 
     def refused(name: str, value: Any, kind: type[Exception], what: str) -> None:
         error = error_of(lambda: t.case.function(**(right | {name: value})))
-        named = str(error).startswith(f"[{t.case.name}] ") and (kind is RuntimeError or name in str(error))
+        named = is_refusal(error, t.case.name) and (kind is RuntimeError or name in str(error))
         worst.expect(isinstance(error, kind) and named, f"{name} {what}: expected {kind.__name__}", repr(error))
 
     for name, parameter in parameters_of(t.case).items():
@@ -68,7 +68,7 @@ def wrong_indices(t: Target) -> Iterator[Outcome]:
         if t.path.device.type == "cpu":
             error = error_of(lambda: other.ours(*other.args))  # noqa: B023
             kind = IndexError if form.names[k] == "target" else RuntimeError
-            named = str(error).startswith(f"[{t.case.name}] ") and form.names[k] in str(error)
+            named = is_refusal(error, t.case.name) and form.names[k] in str(error)
             worst.expect(isinstance(error, kind) and named, f"expected {kind.__name__}", f"{where}: {error!r}")
             worst.expect(error_of(other.by_reference) is not None, "results of the composition", where)
         else:
@@ -109,7 +109,7 @@ def refused_alike(t: Target) -> Iterator[Outcome]:
                 text = f"{where}: {found!r} and {fake!r}"
                 worst.expect(type(found) is type(fake) and str(found) == str(fake), "another error or result", text)
                 if isinstance(found, Exception):
-                    worst.expect(str(found).startswith(f"[{t.case.name}] "), "does not name the operator", text)
+                    worst.expect(is_refusal(found, t.case.name), "does not name the operator", text)
     yield worst.outcome()
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from .. import _C, capabilities
-from ..cases import Case, Make, RawCall
+from ..cases import Bound, Case, Make, RawCall
+from ..cases.inputs import HALVES
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,12 @@ class Target:
     @property
     def function(self) -> Callable[..., Any]:
         return self.case.function
+
+    def bound(self, dtype: torch.dtype | None = None) -> Bound:
+        """The case's, of this dtype or the target's. The digits of torch's own sums and functions are the machine's."""
+        found = self.case.bounds[dtype or self.dtype]
+        torchs = self.path.kind == "reference" and (dtype or self.dtype) not in HALVES
+        return replace(found, forward=1.5 * found.forward, gradient=1.5 * found.gradient) if torchs else found
 
     def make(self, seed: int = 0) -> Make:
         return Make(self.path.device, self.dtype, seed)
