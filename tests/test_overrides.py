@@ -156,6 +156,15 @@ def test_other_calls_go_where_they_went(device: torch.device) -> None:
         assert F.softmax(torch.randn(3, 0, device=device), -1).shape == (3, 0)
 
 
+def test_gradients_of_rows_that_ours_do_not_take_have_the_eps_of_their_forward() -> None:
+    x, w = inputs(torch.float32)
+    wide = w.detach().double().requires_grad_()
+    truth = gradients(F.rms_norm(x.double(), (33,), wide, 0.5), x, wide)
+    with fastops.enabled("rms_norm"):
+        found = gradients(torch.ops.aten._fused_rms_norm(x, [33], wide, 0.5)[0], x, wide)
+    torch.testing.assert_close(found, truth, check_dtype=False, rtol=1e-5, atol=1e-5)
+
+
 def test_calls_count() -> None:
     fastops.enable("layer_norm")
     with fastops.enabled("layer_norm", "rms_norm"):

@@ -190,12 +190,14 @@ def rms_backward(
     need_weight: bool,
     eps: float | None,
     weight_offset: float,
+    rstd: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients for input and weight."""
+    """Gradients for input and weight. ``rstd``, of sizes 1 where a row is: in place of what ``eps`` gives."""
     trailing = _trailing(dims)
     computed = computed_dtype(grad, x, weight)
     values = x.to(computed)
-    rstd = _inverse_root(values.square(), trailing, rms_eps(x, eps))
+    if rstd is None:
+        rstd = _inverse_root(values.square(), trailing, rms_eps(x, eps))
     g, h = grad.to(computed), values * rstd
     grad_weight = grad_input = x.new_empty(0)
     if need_weight:

@@ -169,11 +169,12 @@ def _rms_norm_gradients(
     weight: torch.Tensor | None,
     output_mask: list[bool],
 ) -> tuple[torch.Tensor | None, ...]:
-    from .ops.rms_norm import rms_norm_backward_reference
+    from ._norm import rms_backward
 
     dims = len(normalized_shape)
-    leading = rstd.reshape(input.shape[: input.dim() - dims])
-    grads = rms_norm_backward_reference(grad, input, leading, weight, *output_mask)
+    each = rstd.reshape(*input.shape[: input.dim() - dims], *[1] * dims)
+    need_input, need_weight = output_mask
+    grads = rms_backward(grad, None, input, dims, weight, need_input, need_weight, None, 0.0, each)
     return tuple(g if needed else None for g, needed in zip(grads, output_mask, strict=True))
 
 
