@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -159,6 +159,19 @@ def test_what_hooks_keep_is_not_overwritten(op: str, device: torch.device) -> No
     sum(o.sum() for o in outputs).backward()  # type: ignore[union-attr]
     assert any(t.shape == (ROWS, CLASSES) for t, _ in kept)
     assert all(torch.equal(t, before) for t, before in kept)
+
+
+@pytest.mark.parametrize("op", ["cross_entropy", "log_prob"])
+def test_a_loss_may_be_changed_in_place(op: str, device: torch.device) -> None:
+    x, w, target, b = made(torch.float64, device)
+    mask, options = torch.arange(ROWS, device=device) % 2, {"reduction": "none"} if op == "cross_entropy" else {}
+
+    def gradients(masked: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+        ours = leaves(x, w, b)
+        return torch.autograd.grad(masked(outputs_of(op, *pair(ours, target), **options)[0]).sum(), ours)
+
+    for found, expected in zip(gradients(lambda y: y.mul_(mask)), gradients(lambda y: y * mask), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @every_save

@@ -76,6 +76,12 @@ def flat(target: Tensor) -> Tensor:
     return target.reshape(-1).long()
 
 
+def shaped(result: Tensor, like: Tensor) -> Tensor:
+    """In another's shape, and for autograd no view: a result of a function of its own may be changed in place."""
+    found: Tensor = torch.ops.aten._unsafe_view(result, like.shape)
+    return found
+
+
 def plain_logits(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """In plain PyTorch, and in float32 of the half types."""
     return F.linear(wide(input), wide(weight), None if bias is None else wide(bias))

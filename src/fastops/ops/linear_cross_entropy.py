@@ -32,6 +32,7 @@ from ..families.linear_operands import (
     operand_dtype,
     plain_logits,
     product_of,
+    shaped,
     slices_of,
     statistics_of,
 )
@@ -108,9 +109,7 @@ def _forward(input: Tensor, linear_weight: Tensor, target: Tensor, *given: Any) 
     parts, logits = linear_parts(linear, y, 0, classes, w, of_part, o.kept)
     of_loss = (o.reduction, o.ignore_index, o.label_smoothing, o.scale, o.softcap, o.z_loss)
     loss, lse, total = cross_entropy_merge(parts, y, classes, w, *of_loss, o.dtype or input.dtype)
-    if o.reduction == NONE:
-        loss = loss.view(target.shape)
-    return loss, lse.view(target.shape), total, logits
+    return shaped(loss, target) if o.reduction == NONE else loss, shaped(lse, target), total, logits
 
 
 def _fake(input: Tensor, linear_weight: Tensor, target: Tensor, *given: Any) -> Four:

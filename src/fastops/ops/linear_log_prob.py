@@ -23,6 +23,7 @@ from ..families.linear_operands import (
     operand_dtype,
     plain_logits,
     product_of,
+    shaped,
     slices_of,
     statistics_of,
 )
@@ -70,14 +71,14 @@ class _ForwardOptions(NamedTuple):
 
 def _forward(input: Tensor, linear_weight: Tensor, target: Tensor, *given: Any) -> Four:
     o = _ForwardOptions(*given)
-    classes, y, shape = linear_weight.shape[0], flat(target), target.shape
+    classes, y = linear_weight.shape[0], flat(target)
     check_schedule("linear_log_prob", classes, o.width, o.kept)
     check_classes("linear_log_prob", y, o.ignore_index, classes)
     linear = Linear.of(input, linear_weight, o.linear_bias, o.product, o.width)
     of_part = (o.ignore_index, 0.0, o.scale, o.softcap, o.entropy)
     parts, logits = linear_parts(linear, y, 0, classes, None, of_part, o.kept)
     found, spread, lse = log_prob_merge(parts, y, classes, o.ignore_index, o.scale, o.softcap, o.entropy)
-    return found.view(shape), spread.view(shape) if o.entropy else spread, lse.view(shape), logits
+    return shaped(found, target), shaped(spread, target) if o.entropy else spread, shaped(lse, target), logits
 
 
 def _fake(input: Tensor, linear_weight: Tensor, target: Tensor, *given: Any) -> Four:

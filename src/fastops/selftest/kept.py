@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..cases import row_slice
+from ..families import slices
 from .accuracy import incoming_gradients, is_learnable, learnable, tensors_of
 from .checks import Outcome
 from .forms import Form, few
-from .slicing import in_slices
+from .slicing import in_slices, narrow_slices
 from .target import CHOSEN, Target, levels_here
 
 _ROWS, _COLUMNS, _CLASSES = 16, 96, 640
@@ -86,7 +87,13 @@ def kept(t: Target) -> Iterator[Outcome]:
     constants = (x for k, x in enumerate(args) if k in t.case.constants)
     given = _bytes([*reads, *constants])
     limit = given + _OF_A_ROW * _ROWS
-    yield Outcome("kept for the backward", found.bytes <= limit, detail=f"{found.bytes} bytes, at most {limit}")
+    right, detail = found.bytes <= limit, f"{found.bytes} bytes, at most {limit}"
+    if in_slices(t.case):
+        with narrow_slices(), (found := Kept()):
+            _both_ways(t)
+        right &= found.bytes <= limit + slices.MOST_KEPT
+        detail += f"; {found.bytes} by itself"
+    yield Outcome("kept for the backward", right, detail=detail)
 
 
 def copies(t: Target) -> Iterator[Outcome]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor
-from torch.overrides import BaseTorchFunctionMode
+from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 
 from .accuracy import evaluate
 from .checks import Outcome, same_results
@@ -17,8 +19,23 @@ class _Subclass(Tensor):
     pass
 
 
+class _Seen(TorchFunctionMode):
+    """The arguments with which a function is handed on."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self._function, self.arguments = function, dict[str, Any]()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is self._function:
+            bound = inspect.signature(function).bind(*args, **(kwargs or {}))
+            bound.apply_defaults()
+            self.arguments = bound.arguments
+        return function(*args, **(kwargs or {}))
+
+
 def overridden(t: Target) -> Iterator[Outcome]:
-    """All arguments arrive: the bits of the call by itself."""
+    """All arguments arrive: they themselves, and the bits of the call by itself."""
     if not t.first:
         return
     worst = Worst(t, "under a mode, and of a subclass")
@@ -29,6 +46,12 @@ def overridden(t: Target) -> Iterator[Outcome]:
         worst.expect(same_results(found, alone), "other bits", f"{form.text} under a mode")
         found = evaluate(lambda *args: _of_subclass(form, args), form.args)  # noqa: B023
         worst.expect(same_results(found, alone), "other bits", f"{form.text} of a subclass")
+        with _Seen(t.case.function) as seen:
+            form.ours(*form.args)
+        given = form.given | dict(zip(form.names, form.args, strict=True))
+        told = {name: value for name, value in given.items() if value is not None}
+        lost = [name for name, value in told.items() if seen.arguments.get(name) is not value]
+        worst.expect(not lost, "another argument", f"{', '.join(lost)} of {form.text} under a mode")
     yield worst.outcome()
 
 

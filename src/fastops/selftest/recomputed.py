@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from .accuracy import Evaluation, evaluate, incoming_gradients
 from .checks import Outcome, same_results
 from .forms import Form, Worst, few, of_calls
+from .refusals import error_of
 from .target import Target
 from .together import on_cpu
 from .transforms import SECOND, double_backward
@@ -52,23 +53,31 @@ def changed(t: Target) -> Iterator[Outcome]:
     worst = Worst(t, "changed before the backward")
     for form in few(t):
         alone = evaluate(form.ours, form.args)
-        for name in (*form.names, *(name for name, x in form.given.items() if isinstance(x, Tensor))):
-            found = _after_a_change(form, name, incoming_gradients(alone.outputs))
-            worst.expect(found is None or same_results(found, alone), "a wrong gradient", f"{name} of {form.text}")
+        tensors = (*form.names, *(name for name, x in form.given.items() if isinstance(x, Tensor)))
+        for which in (*tensors, *range(len(alone.outputs))):
+            found = _after_a_change(form, which, incoming_gradients(alone.outputs))
+            text = f"result {which}" if isinstance(which, int) else which
+            worst.expect(found is None or same_results(found, alone), "a wrong gradient", f"{text} of {form.text}")
+    for form in of_calls(t):
+        args = [x.detach().clone().requires_grad_(k in form.learnable) for k, x in enumerate(form.args)]
+        for k, out in enumerate(form.ours(*args)):
+            error = error_of(lambda: out.mul_(1.0))  # noqa: B023
+            worst.expect(error is None, "a result cannot be changed in place", f"{k} of {form.text}: {error}")
     yield worst.outcome()
 
 
-def _after_a_change(form: Form, name: str, grads: tuple[Tensor, ...]) -> Evaluation | None:
-    """None where torch refuses the backward."""
+def _after_a_change(form: Form, which: str | int, grads: tuple[Tensor, ...]) -> Evaluation | None:
+    """Of an argument by its name, or a result by its number. None where torch refuses the backward."""
     given = {n: x.clone() if isinstance(x, Tensor) else x for n, x in form.given.items()}
     copies = {n: x.detach().clone() for n, x in zip(form.names, form.args, strict=True)}
     own = replace(form, args=tuple(copies.values()), given=given)
     learning = [own.args[k].requires_grad_() for k in own.learnable]
     outputs = own.ours(*own.args)
+    results = tuple(x.detach().clone() for x in outputs)
     with torch.no_grad():
-        (given | copies)[name].zero_()
+        (outputs[which] if isinstance(which, int) else (given | copies)[which]).zero_()
     try:
-        return Evaluation(tuple(x.detach() for x in outputs), torch.autograd.grad(outputs, learning, grads))
+        return Evaluation(results, torch.autograd.grad(outputs, learning, grads))
     except RuntimeError as error:
         if "modified by an inplace operation" not in str(error):
             raise
