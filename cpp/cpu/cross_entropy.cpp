@@ -41,8 +41,6 @@ struct Rows {
 
   bool skips(int64_t row) const { return a.target[row] == a.ignore_index; }
   bool is_class(int64_t y) const { return y >= 0 && y < a.classes; }
-  // A NaN gets the bits that store_pair asks for.
-  static A canonical(A x) { return x == x ? x : static_cast<A>(__builtin_nan("")); }
   A weight_of(int64_t y) const { return weight ? canonical(weight[y]) : A(1); }
   A all_weights() const {
     return a.weight_sum ? canonical(*static_cast<const A*>(a.weight_sum)) : static_cast<A>(a.classes);

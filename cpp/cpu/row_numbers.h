@@ -6,7 +6,6 @@
 namespace fastops::FASTOPS_ISA {
 namespace {
 
-// A NaN gets the bits that store_pair asks for.
 template <class A>
 __attribute__((noinline)) A number(const RowNumbers& numbers, int64_t row) {
   A x = 0;
@@ -18,7 +17,7 @@ __attribute__((noinline)) A number(const RowNumbers& numbers, int64_t row) {
     else
       x = static_cast<A>(*p);
   });
-  return x == x ? x : static_cast<A>(__builtin_nan(""));
+  return canonical(x);
 }
 
 template <class A>

@@ -48,6 +48,9 @@ int64_t check(const GatedNames& names, const Tensor& first, const OptionalTensor
     FASTOPS_CHECK(first.dim() > 0 && dim == first.dim() - 1 && !options.interleaved, op,
                   "row_scale needs halves along the last dimension, got dim ", dim, " of ", text_of(sizes),
                   options.interleaved ? ", interleaved" : "");
+    const int64_t n = second ? sizes[dim] : sizes[dim] / 2;
+    FASTOPS_CHECK(!first.is_cuda() || n <= kMostOfRow, op, "rows beside row_scale must have at most ", kMostOfRow,
+                  " numbers on CUDA, got ", n);
     const Shape rows(sizes.data(), sizes.size() - 1);
     FASTOPS_CHECK(same_shape(row_scale->sizes(), rows), op, "row_scale must have shape ", text_of(rows), ", got ",
                   text_of(row_scale->sizes()));

@@ -47,6 +47,12 @@ FASTOPS_INLINE pair<V> product(pair<V> x, pair<V> y) {
   return {product(x.a, y.a), product(x.b, y.b)};
 }
 
+// A number; of a NaN the bits that store_pair asks for.
+template <class A>
+FASTOPS_INLINE A canonical(A x) {
+  return x == x ? x : static_cast<A>(__builtin_nan(""));
+}
+
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 // bf16 is the upper half of f32: elements 0, 2, ... and 1, 3, ... need no shuffle.
 template <class T>
@@ -57,7 +63,7 @@ FASTOPS_INLINE pair<vf32> load_pair(const bf16* p) {
   return {(vf32)(u << 16), (vf32)(u & 0xffff0000u)};
 }
 // Rounded to nearest, ties to even, in the upper half. NaNs have only bits there, as those do that come from bf16, from numbers
-// (core/tensor.h), from f32 parameters (parameter.h) or that the CPU makes: rounding leaves them alone.
+// (core/tensor.h), from f32 parameters (parameter.h), from canonical() or that the CPU makes: rounding leaves them alone.
 FASTOPS_INLINE simd<float>::bits round_to_bf16(vf32 v) {
   using S = simd<float>;
   const S::bits u = (S::bits)v;

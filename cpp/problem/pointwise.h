@@ -9,6 +9,7 @@ namespace fastops {
 constexpr int kMaxDims = 16;     // after merging; tensors with more go through contiguous copies
 constexpr int kMaxOperands = 5;  // outputs, then inputs
 constexpr int kMaxScalars = 3;
+constexpr int64_t kMostOfRow = 1 << 30;  // numbers, where a CUDA kernel counts those of a row in 32 bits
 
 struct Pointwise {
   int operands;

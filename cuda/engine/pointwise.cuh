@@ -309,7 +309,6 @@ int launch_rows_of(const Pointwise& p, const F& f, cudaStream_t stream) {
 template <class T, int Operands>
 plan::pointwise::Kernel pointwise_kernel_of(const Pointwise& p, bool gated) {
   using namespace plan::pointwise;
-  constexpr int64_t kMostOfRow = 1 << 30;
   bool aligned = true, unit = p.ndim > 0 && p.sizes[0] <= kMostOfRow;
   for (int k = 0; k < Operands; ++k) {
     aligned &= aligned16(p.data[k]);

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import ON_CUDA
 from gated_units import UNITS, Unit, assert_true, evaluated, every_dtype, every_option, every_unit
 from torch import Tensor
 
 import fastops
+from fastops import _C
 from fastops.cases import Make, by_name
 from fastops.cases.inputs import HALVES
 from fastops.selftest.accuracy import evaluate, ulps
 from fastops.selftest.bits import same_bits
+from fastops.selftest.target import levels_here
 
 SWIGLU = UNITS[0]
 
@@ -198,6 +201,26 @@ def test_tiny_results_keep_their_digits(unit: Unit, dtype: torch.dtype, device: 
     assert ulps(y, truth, relative=True) <= 0.51
     step = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     assert (y.cpu().double() - truth).abs()[truth.abs() < least].max() <= 0.51 * step
+
+
+@every_unit
+@pytest.mark.parametrize("isa", levels_here())
+def test_a_scale_that_is_nan_of_any_bits(unit: Unit, isa: str) -> None:
+    before, bits = _C.cpu()["isa"], torch.tensor([0x7F800001, -1], dtype=torch.int32)
+    x, scale = Make("cpu", torch.bfloat16)(3, 67), torch.cat([torch.ones(1), bits.view(torch.float32)])
+    _C.set_isa(isa)
+    try:
+        found = unit(x, x, row_scale=scale)
+    finally:
+        _C.set_isa(before)
+    assert found.isnan().all(-1).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_CUDA)])
+def test_a_row_too_long_for_its_scale(device: str) -> None:
+    x = torch.zeros(1, 1, device=device).expand(1, 2**30 + 1)
+    with pytest.raises(RuntimeError, match=r"\[swiglu\] rows beside row_scale must have at most 1073741824 numbers"):
+        fastops.swiglu(x, x, row_scale=torch.ones(1, device=device))
 
 
 @every_unit

@@ -157,7 +157,7 @@ FASTOPS_INLINE void pointwise_rows(const Pointwise& p, int64_t row_begin, int64_
   T* data[Outputs + Inputs];
   for (int64_t r = row_begin; r < row_end; ++r) {
     for (int k = 0; k < Outputs + Inputs; ++k) data[k] = static_cast<T*>(p.data[k]) + r * p.strides[k][1];
-    if (p.row_scale) f.row = splat(static_cast<const A*>(p.row_scale)[r]);
+    if (p.row_scale) f.row = splat(canonical(static_cast<const A*>(p.row_scale)[r]));
     pointwise_run<T, Outputs, Inputs, true>(data, p.sizes[0], f);
   }
 }
@@ -172,7 +172,7 @@ FASTOPS_INLINE void pointwise_row_sums(const Pointwise& p, int64_t row_begin, in
   T* data[Outputs + Inputs];
   for (int64_t r = row_begin; r < row_end; ++r) {
     for (int k = 0; k < Outputs + Inputs; ++k) data[k] = static_cast<T*>(p.data[k]) + r * p.strides[k][1];
-    if (p.row_scale) f.row = splat(static_cast<const A*>(p.row_scale)[r]);
+    if (p.row_scale) f.row = splat(canonical(static_cast<const A*>(p.row_scale)[r]));
     V total{};
     for (int64_t block = 0; block < n; block += kBlock) {  // of a block first: long sums lose digits
       const int64_t end = n - block < kBlock ? n : block + kBlock;

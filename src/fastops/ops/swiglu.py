@@ -89,7 +89,7 @@ def swiglu(
         alpha: :math:`\alpha`; 1.702 makes :math:`a` what is near gelu.
         offset: :math:`o`, added to the bounded up; 1.0 in gpt-oss.
         row_scale: :math:`s`, a number for each row of the last dimension, of any floating dtype: ``gate``'s shape
-            without it. None: 1. It needs ``dim=-1``.
+            without it. None: 1. It needs ``dim=-1``, on CUDA rows of at most 2³⁰ numbers.
 
     Returns:
         A new tensor of ``gate``'s shape, along ``dim`` half as long without ``up``.

@@ -84,9 +84,9 @@ def no_numbers_in_rows(t: Target) -> Iterator[Outcome]:
             if call.op.endswith("_backward") or call.args_of:
                 continue
             for k, x in enumerate(call.args):
-                if not (isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1 and x.shape[0] == rows):
+                if not (isinstance(x, Tensor) and x.is_floating_point() and x.dim() and x.shape[0] == rows):
                     continue
-                for text, dirty in _spoilt(x, columns):
+                for text, dirty in chain(_spoilt(x, columns), _at_strides(x)):
                     of_call = call.with_args((*call.args[:k], dirty, *call.args[k + 1 :]))
                     truth = of_call.reference.with_args(wide_copies(of_call.args))()
                     for n, (a, b) in enumerate(zip(on_cpu(of_call()), truth, strict=True)):
@@ -103,7 +103,16 @@ def _lost(found: Tensor, truth: Tensor) -> bool:
 
 
 def _spoilt(x: Tensor, columns: int) -> Iterator[tuple[str, Tensor]]:
-    """Of the second row the first number, the middle one or the last, also where it ends in -inf; and all of it."""
+    """Of the second row the first number, the middle one or the last, also where it ends in -inf; and all of it.
+
+    Of what has one number a row, that.
+    """
+    for value in _not_numbers(x.dtype) if x.dim() == 1 else ():
+        dirty = x.clone()
+        dirty[1] = value
+        yield f"{value}", dirty
+    if x.dim() == 1:
+        return
     dim = next((d for d, n in enumerate(x.shape) if n == columns), x.dim() - 1)
     columns = x.shape[dim]
     for masked, value, at in product((False, True), _not_numbers(x.dtype)[:3], (0, columns // 2, columns - 1)):
@@ -116,6 +125,14 @@ def _spoilt(x: Tensor, columns: int) -> Iterator[tuple[str, Tensor]]:
     dirty = x.clone()
     dirty.movedim(dim, -1)[1] = -torch.inf
     yield "-inf throughout", dirty
+
+
+def _at_strides(x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """NaN in the second row of what has another number between any two."""
+    if x.dim() > 1:
+        apart = x.repeat_interleave(2, -1)[..., ::2]
+        apart[1, ..., 0] = torch.nan
+        yield "nan at strides", apart
 
 
 def no_number_comes_in(t: Target) -> Iterator[Outcome]:
