@@ -86,8 +86,9 @@ def norm(layer: bool, residual: bool) -> Calls:
 
 def rows(make: Make) -> Iterator[Call]:
     x = make(3, 4, 5, scale=2.0)
-    wide = {"dtype": make.parameter_dtype}
-    return _each({"input": x, "dim": 1}, {"scale": -0.6}, {"scale": 0.0}, {"dim": -1, "scale": 2.0, **wide}, wide)
+    wide, least = {"dtype": make.parameter_dtype}, {"scale": 1e-46}  # 0 in float32
+    options = {"scale": -0.6}, {"scale": 0.0}, least, {"dim": -1, "scale": 2.0, **wide}, wide
+    return _each({"input": x, "dim": 1}, *options)
 
 
 def linear(make: Make) -> Iterator[Call]:
@@ -105,7 +106,7 @@ def linear(make: Make) -> Iterator[Call]:
     )
 
 
-_OF_LOGITS: tuple[Options, ...] = ({"scale": -0.7}, {"softcap": 3.3}, {"scale": 0})
+_OF_LOGITS: tuple[Options, ...] = ({"scale": -0.7}, {"softcap": 3.3}, {"softcap": 3e3}, {"scale": 0})
 _OF_LOSS: tuple[Options, ...] = (
     {"reduction": "sum", "scale": -1.5, "softcap": 5.0, "z_loss": 1e-2, "label_smoothing": 0.2},
     {"reduction": "none"},
@@ -182,14 +183,18 @@ def losses(linear: bool, likelihood: bool) -> Calls:
     return calls
 
 
+_LONG_HEAD = 1536  # numbers, of which a CPU kernel takes 2048 at most
+
+
 def rope(norm: bool) -> Calls:
     def calls(make: Make) -> Iterator[Call]:
         def heads(count: int) -> Any:
             return make(2, count, 5, 8)
 
         wide = make.parameter_dtype
-        other = torch.float32 if make.dtype == torch.float64 else make.dtype
+        other = {torch.float64: torch.float32, torch.float32: torch.bfloat16}.get(make.dtype, make.dtype)
         full, half = make(2, 5, 8, dtype=wide), make(2, 5, 4, dtype=wide)
+        of_both = make(2, 5, 16, dtype=wide)  # of each sequence
         positions = make.integers(2, 5, below=5)
         weights = {"q_weight": make(8, dtype=wide), "k_weight": make(8, dtype=wide), "eps": 1e-2} if norm else {}
         q, k = heads(3), heads(2)
@@ -209,11 +214,18 @@ def rope(norm: bool) -> Calls:
             {"q": q.movedim(-2, 0).contiguous(), "k": k.movedim(-2, 0).contiguous(), "seq_dim": 0},
             {"positions": positions[0]},
             {"cos": full[0].to(other), "sin": full[1].to(other)},
+            {"cos": of_both[..., :8], "sin": of_both[..., 8:], "positions": None},
             {"k": None} | ({"k_weight": None} if norm else {}),
             *([{"weight_offset": 1.0}] if norm else []),
             **({"k_weight": "k"} if norm else {}),
         )
         yield Call(tensors | odd, {"rotary_dim": 6}, {"k_weight": "k"} if norm else {})
+        long = {name: make(1, 1, 2, _LONG_HEAD) for name in ("q", "k")} | {"positions": None, "rotary_dim": 128}
+        long |= {name: make(_LONG_HEAD, dtype=wide) for name in weights if name != "eps"}
+        yield Call(
+            tensors | long | {name: make(2, 128, dtype=wide) for name in ("cos", "sin")},
+            needs={"k_weight": "k"} if norm else {},
+        )
         if norm:
             eps = torch.finfo(torch.float64 if make.dtype == torch.float64 else torch.float32).eps
             small = {name: x * (eps**0.5 / 2) for name, x in (("q", q), ("k", k))}

@@ -62,6 +62,7 @@ def samples() -> Iterator[Sample]:
         x: Layout | None = None,
         w: Layout | None = None,
         b: Layout | None = None,
+        scale: float = 1.0,
         **flags: bool,
     ) -> Sample:
         def build(make: Make) -> tuple[Any, ...]:
@@ -73,7 +74,7 @@ def samples() -> Iterator[Sample]:
                 second = make(n, k, layout=lambda t: laid_out(t.round(), w))
                 third = make(n, dtype=dtype, layout=lambda t: laid_out(t.round() + 0.5, b))
             else:
-                first = make(*leading, k, layout=x)
+                first = make(*leading, k, layout=x, scale=scale)
                 second = make(n, k, scale=max(k, 1) ** -0.5, layout=w)  # the product then has variance 1
                 third = make(n, dtype=dtype, layout=b)
             return first, second, third if bias else None, activation
@@ -91,6 +92,8 @@ def samples() -> Iterator[Sample]:
         yield sample("whole_words", a, (37,), 16, 64)
         yield sample("whole_vectors", a, (601,), 8, 1024, large=True)
         yield sample("part_vectors", a, (1401,), 8, 451, large=True)
+    yield sample("far", "silu", (37,), 5, 33, scale=60.0)
+    yield sample("many_outputs", "gelu", (33,), 2, 67601, large=True)  # more tiles than an H100 has room for
     for a in ("gelu", "relu"):
         yield sample("one", a, (1,), 1, 1)
         yield sample("vector", a, (), 5, 3)

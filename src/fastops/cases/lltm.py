@@ -29,17 +29,19 @@ def samples() -> Iterator[Sample]:
         state: int,
         row_bias: bool = False,
         layout: Layout | None = None,
+        tiny: bool = False,
         **flags: bool,
     ) -> Sample:
         def build(make: Make) -> tuple[Any, ...]:
             scale = max(state + features, 1) ** -0.5
-            bias = make(3 * state)
+            of = (1e-2 if make.dtype == torch.float16 else 1e-5) if tiny else 1.0
+            bias = make(3 * state, scale=of)
             return (
-                make(batch, features, layout=layout),
+                make(batch, features, layout=layout, scale=of),
                 make(3 * state, state + features, scale=scale, layout=layout),
                 bias.view(1, -1) if row_bias else bias,
-                make(batch, state, layout=layout),
-                make(batch, state, layout=layout),
+                make(batch, state, layout=layout, scale=of),
+                make(batch, state, layout=layout, scale=of),
             )
 
         return Sample(name, build, **flags)
@@ -54,6 +56,8 @@ def samples() -> Iterator[Sample]:
     yield sample("one_row", 1, 32, 128)
     for batch in (8, 9, 16, 17):
         yield sample(f"rows{batch}", batch, 40, 140)
+    yield sample("tiny", 37, 9, 33, tiny=True)
+    yield sample("tiny_few", 5, 9, 33, tiny=True)
     yield sample("many_features", 3, 530, 9)
     yield sample("vectors", 67, 3, 72)
     yield sample("rows4099", 4099, 3, 17, large=True)

@@ -106,8 +106,9 @@ class Norm:
             bias = make(*shape, dtype=bias_dtype) if bias_dtype else None
             return *rows, shape, weight, *([bias] if self.layer else []), eps
 
-        # aten's CUDA kernels take parameters of the input's dtype alone.
-        return Sample(name, build, **({"unlike_torch_on_cuda": "f32" in affine} | flags))
+        # aten's rms norm takes parameters of the input's dtype alone, as its CUDA kernels do.
+        wide = "f32" in affine
+        return Sample(name, build, **({"unlike_torch": wide and not self.layer, "unlike_torch_on_cuda": wide} | flags))
 
     def _far_first(self, name: str, n: int, count: int) -> Sample:
         """Every third row begins with numbers far from the rest, which no mean of first elements is near."""
@@ -188,7 +189,7 @@ class Norm:
 
     def raw(self, make: Make, rows: int, n: int) -> list[RawCall]:
         """With parameters of either dtype and an offset; without parameters, nor a gradient of the sum; with the weight
-        alone; of the first the gradients of the parameters alone.
+        alone; of the first the gradients of the parameters alone, and those without the weight's.
 
         The mean of every fourth row of a layer norm is far from 0. Without parameters all are, and in float32 and
         bfloat16 so large that the sum of 105 squares or more overflows.
@@ -230,7 +231,13 @@ class Norm:
             calls += [outputs, forward, backward]
         first = calls[2]
         at = len(first.args) - len(needs) - 2
-        return [*calls, replace(first, args=(*first.args[:at], False, *first.args[at + 1 :]), row_outputs=())]
+
+        def without(k: int, row_outputs: tuple[int, ...]) -> RawCall:
+            return replace(
+                first, args=(*first.args[: at + k], False, *first.args[at + k + 1 :]), row_outputs=row_outputs
+            )
+
+        return [*calls, without(0, ()), *([without(1, first.row_outputs)] if self.layer else [])]
 
     def problem(self, make: Make, rows: int, n: int) -> tuple[Any, ...]:
         tensors = tuple(make(rows, n) for _ in range(1 + self.residual))

@@ -139,6 +139,7 @@ def samples(weights: bool) -> Iterator[Sample]:
     for dim, rotary in ((320, 200), (256, 252), (248, 244)) if weights else ():
         yield sample(f"dim{dim}_rotary{rotary}", (2, 1), 5, dim, rotary)
     yield sample("many_heads", (71, 1), 3, 64)
+    yield sample("heads300", (300, 1), 1, 64)
     yield sample("one_head", (1, 1), 67, 64)
     yield sample("by_token", (8, 2), 37, 64, by_token=True)
     yield sample("one_token", (32, 8), 1, 128, by_token=True)
@@ -157,35 +158,38 @@ def samples(weights: bool) -> Iterator[Sample]:
 def raw(name: str) -> Callable[[Make, int, int], list[RawCall]]:
     """Tokens first; tables of both widths and dtypes, by halves and interleaved, with positions, the adjoint.
 
-    With positions a few numbers of a head are not rotated.
+    With positions a few numbers of a head are not rotated. Of the last rows are sequences of two tokens.
     """
 
     def calls(make: Make, rows: int, n: int) -> list[RawCall]:
         n = min(n, LONGEST_HEADS[name])
         found: list[RawCall] = []
-        for half, interleaved, looked_up, adjoint in (
-            (False, False, False, False),
-            (True, True, False, True),
-            (False, True, True, False),
-            (True, False, True, True),
+        for half, interleaved, looked_up, adjoint, batch in (
+            (False, False, False, False, False),
+            (True, True, False, True, False),
+            (False, True, True, False, False),
+            (True, False, True, True, False),
+            (False, False, False, False, True),
         ):
             dtype = make.parameter_dtype if half else make.dtype
             rotary = (n - 4 if looked_up and 8 < n < MOST_NORMALIZED else n) // 2 * 2
             of_q, of_k = (2, 1) if n > MOST_NORMALIZED else (3, 2) if found else (7, 2)  # a kernel has fewer at once
-            q, k = make(rows, of_q, n), make(rows, of_k, n)
-            tables = [make(7 if looked_up else rows, rotary // 2 if half else rotary, dtype=dtype) for _ in range(2)]
+            tokens = (2,) * batch
+            tabled = 7 if looked_up else 2 if batch else rows
+            q, k = make(rows, *tokens, of_q, n), make(rows, *tokens, of_k, n)
+            tables = [make(tabled, rotary // 2 if half else rotary, dtype=dtype) for _ in range(2)]
             positions = make.integers(rows, below=7) if looked_up else None
             options = (positions, rotary, interleaved, -3)
-            shared: tuple[int, ...] = (2, 3) if looked_up else ()
+            shared: tuple[int, ...] = (2, 3) if looked_up or batch else ()
             if name == "rope":
                 found.append(RawCall("rope", (q, k, *tables, *options, adjoint), shared, row_outputs=(0, 1)))
                 continue
             weights = [make(n, dtype=dtype) for _ in range(2)]
-            shared = (2, 3, 4, 5) if looked_up else (2, 3)
+            shared = (2, 3, 4, 5) if looked_up or batch else (2, 3)
             args: tuple[Any, ...] = (q, k, *weights, *tables, *options, 1e-3, 0.5 if half else 0.0)
             found.append(RawCall(name, args, shared, row_outputs=(0, 1)))
             shared = tuple(k + 2 for k in shared)
-            args = (make(rows, of_q, n), make(rows, of_k, n), *args, not adjoint)
+            args = (make(*q.shape), make(*k.shape), *args, not adjoint)
             found.append(RawCall(f"{name}_backward", args, shared, row_outputs=(0, 1)))
         return found
 

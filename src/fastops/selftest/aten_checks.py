@@ -44,13 +44,17 @@ def _within(check: Check) -> Check:
 
 
 def runs_our_kernels(t: Target) -> Iterator[Outcome]:
-    """The outputs have the bits of our own function, and before and afterwards torch's."""
+    """The outputs have the bits of our own function, and before and afterwards torch's, which is said to have been
+    there. What is enabled twice is so until it is disabled twice.
+    """
     ours = by_name()[_name(t)].function
-    different, changed = [], []
+    different, changed, was = [], [], set[str]()
     for sample in samples_of(t):
         args = sample.args(t.path.device, t.dtype)
         before = evaluate(t.function, args).outputs
-        with enabled(_name(t)):
+        with enabled(_name(t)) as once:
+            with enabled(_name(t)) as twice:
+                was |= {*once.functions.values(), *twice.functions.values()}
             during = evaluate(t.function, args).outputs
         after = evaluate(t.function, args).outputs
         # Of dtype= torch's functions convert their input first.
@@ -60,6 +64,7 @@ def runs_our_kernels(t: Target) -> Iterator[Outcome]:
             changed.append(sample.name)
     yield Outcome("our kernels while enabled", not different, detail=", ".join(different))
     yield Outcome("torch's afterwards", not changed, detail=", ".join(changed))
+    yield Outcome("what was there before", len(was) < 2, detail=", ".join(sorted(was)))
 
 
 ATEN_CHECKS: tuple[Check, ...] = (_within(values), _within(finite_differences), runs_our_kernels)

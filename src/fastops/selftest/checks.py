@@ -280,6 +280,8 @@ def repeatable(t: Target) -> Iterator[Outcome]:
     own = torch.get_num_threads()
     long = ((1, 70001),) * t.first if t.quick else ((3, 16411), (1, 70001))
     many = ((2053, 29),) if t.dtype in MAIN_DTYPES else ()
+    if t.first and not t.path.lower:  # so many numbers that threads share them, in one segment a row; and many chunks
+        many += ((16, 4096), *(() if t.quick else ((8195, 40),)))
     for rows, columns in ((ROWS, COLUMNS), *many, *(() if t.path.lower else long)):
         for call in t.raw(rows, columns):
             first = call()

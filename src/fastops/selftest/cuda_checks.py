@@ -21,7 +21,7 @@ from .reach import one_of_each_rule
 from .target import Target
 
 BUSY_CYCLES = 1_000_000  # half a millisecond: far longer than any launch
-_MOST_OF_RULES = 1 << 22  # bytes of a tensor
+_MOST_OF_RULES = 1 << 26  # bytes of a tensor
 
 
 def graph_of_kernels(t: Target) -> Iterator[Outcome]:

@@ -20,7 +20,7 @@ class DevicePages(Pages):
     def __init__(self, device: torch.device) -> None:
         self._memory = DriverMemory(device)
         guard = self._memory.granularity
-        room = -(-ROOM // guard) * guard
+        room = -(-ROOM["cuda"] // guard) * guard
         begin = self._memory.reserve(MOST * (room + guard) + guard)
         for k in range(MOST):
             self._memory.back(begin + k * (room + guard) + guard, room)

@@ -110,9 +110,9 @@ def of_pairs(t: Target) -> Iterator[Form]:
 def hard(t: Target) -> Iterator[Form]:
     """Samples that hold infinity or are far from 1, with the options of each call, where these are no tensors."""
     parameters = parameters_of(t.case)
-    # No powers of 2, by which a product is exact.
+    # No powers of 2, by which a product is exact, nor what is 0 in float32 alone: of infinity it makes NaN.
     options = [
-        {n: v if v is True else 0.9 * v for n, v in call.arguments.items() if isinstance(v, float) or v is True}
+        {n: v if v is True else 0.9 * v for n, v in call.arguments.items() if v is True or _is_factor(v)}
         for call in _calls(t)
     ]
     for of_sample in of_samples(t, (sample for sample in t.case.samples if not sample.large)):
@@ -126,6 +126,10 @@ def hard(t: Target) -> Iterator[Form]:
 
 
 _FAR = 1000.0
+
+
+def _is_factor(x: Any) -> bool:
+    return isinstance(x, float) and (x == 0 or abs(x) >= torch.finfo(torch.float32).tiny)
 
 
 def _options(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class HostPages(Pages):
     """An access is noted, and then let happen."""
 
     def __init__(self, device: torch.device) -> None:
-        room, guard = ROOM, 1 << 16
+        room, guard = ROOM["cpu"], 1 << 16
         self._map = mmap.mmap(-1, MOST * (room + guard) + guard)
         self._handler = CFUNCTYPE(None, c_int, c_void_p, c_void_p)(self._caught)
         action = (c_int64 * 19)(address(self._handler), *[0] * 16, 4)  # a mask of 16 words, SA_SIGINFO

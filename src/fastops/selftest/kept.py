@@ -91,7 +91,7 @@ def kept(t: Target) -> Iterator[Outcome]:
     if in_slices(t.case):
         with narrow_slices(), (found := Kept()):
             _both_ways(t)
-        right &= found.bytes <= limit + slices.MOST_KEPT
+            right &= found.bytes <= limit + slices.MOST_KEPT
         detail += f"; {found.bytes} by itself"
     yield Outcome("kept for the backward", right, detail=detail)
 

@@ -16,12 +16,13 @@ from .driver_memory import DriverMemory
 from .target import Target
 
 CHECK = "more than 2^31 numbers"
-_ROWS, _COLUMNS, _PIECES = 1024, 1024, 4  # so that tensors of several heads are whole pages as well
+_NUMBERS, _PIECES = 1 << 20, 4  # of a piece so many times as many: tensors of several heads are whole pages as well
+_COLUMNS = 1024, 4096, 65536  # that kernels of one row, of several blocks a row and of long rows take
 _ROOM = 4  # times the results must be free: other processes check at the same time
 
 
 def many_numbers(t: Target) -> Iterator[Outcome]:
-    """The first call of each raw op, of bfloat16 alone: all kernels' indices are of one source.
+    """The first call of each raw op and length, of bfloat16 alone: all kernels' indices are of one source.
 
     Each repetition has the results of the piece by itself. What has no room on the GPU is not tried.
     """
@@ -40,10 +41,13 @@ def many_numbers(t: Target) -> Iterator[Outcome]:
 def _by_op(t: Target, memory: DriverMemory) -> tuple[list[str], list[str]]:
     """Ops whose results are wrong, and those that have no room."""
     wrong, no_room = [], []
-    calls: dict[str, RawCall] = {}
-    for call in t.case.raw(t.make(), _ROWS, _COLUMNS):
-        if call.args_of is None and call.most_rows == ANY_ROWS and call.row_outputs:
-            calls.setdefault(call.op, call)
+    calls: dict[tuple[str, int], RawCall] = {}
+    for columns in _COLUMNS[: 1 if t.case.elementwise else None]:
+        for call in t.case.raw(t.make(), _NUMBERS // columns, columns):
+            by_rows = call.args_of is None or t.case.elementwise
+            is_longer = columns == _COLUMNS[0] or columns in {x.shape[-1] for x in _of_rows(call)}
+            if by_rows and is_longer and call.most_rows == ANY_ROWS and call.row_outputs:
+                calls.setdefault((call.op, columns), call)
     for call in calls.values():
         try:
             differs = _differs(call.repeated(_PIECES), memory)

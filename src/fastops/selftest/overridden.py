@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 
 from .accuracy import evaluate
 from .checks import Outcome, same_results
-from .forms import Form, Worst, of_calls
+from .forms import Form, Worst, of_calls, of_samples
 from .target import Target
 
 
@@ -52,6 +54,12 @@ def overridden(t: Target) -> Iterator[Outcome]:
         told = {name: value for name, value in given.items() if value is not None}
         lost = [name for name, value in told.items() if seen.arguments.get(name) is not value]
         worst.expect(not lost, "another argument", f"{', '.join(lost)} of {form.text} under a mode")
+    for form in chain(of_calls(t), of_samples(t, t.case.small_samples)):
+        sequences = {name: list(value) for name, value in form.given.items() if isinstance(value, tuple)}
+        if sequences:
+            found = evaluate(replace(form, given=form.given | sequences).ours, form.args)
+            same = same_results(found, evaluate(form.ours, form.args))
+            worst.expect(same, "other bits", f"{form.text}, {', '.join(sequences)} a list")
     yield worst.outcome()
 
 

@@ -38,7 +38,7 @@ def _calls(t: Target) -> Iterator[tuple[RawCall, str, Iterable[Way]]]:
     for call, text in _around_vectors(t.case.name, t.path.device, t.dtype, t.quick):
         yield call, text, (WAYS[0], chance.choice(WAYS[1:])) if t.quick else WAYS
     if t.path.kind == "cuda" or not t.quick:
-        for call, text in calls_of_rules(t, ROOM):
+        for call, text in calls_of_rules(t, ROOM[t.path.kind]):
             yield call, text, WAYS[:1]
 
 

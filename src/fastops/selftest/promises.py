@@ -115,7 +115,31 @@ def autocast(t: Target) -> Iterator[Outcome]:
         _with_one_cast(worst, next(iter(few(t))), device)
     if t.dtype != torch.float64:
         _with_fixed_cast(worst, next(iter(few(t))), device)
+        _of_every_call(worst, device)
+    _of_another_device(worst, next(iter(few(t))), "cpu" if device == "cuda" else "cuda")
     yield worst.outcome()
+
+
+def _of_every_call(worst: Worst, device: str) -> None:
+    """The dtype of results does not depend on the other arguments, but for the one that says it."""
+    case, low = worst.t.case, LOW[0]
+    single = {"single": torch.float32, "single on cuda": torch.float32 if device == "cuda" else None, "low": low}
+    for form in few(worst.t, calls=len(list(case.calls(worst.t.make())))):
+        with torch.autocast(device, low):
+            found = form.ours(*form.args)[0].dtype
+        dtype = form.given.get("dtype") or single.get(case.autocast[1]) or result_dtype(case, worst.t.dtype)
+        worst.expect(found == dtype, f"result must be {dtype}", form.text)
+
+
+def _of_another_device(worst: Worst, form: Form, device: str) -> None:
+    """Autocast of one type of device leaves tensors of another alone."""
+    alone, before = evaluate(form.ours, form.args), torch.is_autocast_enabled(device)
+    torch.set_autocast_enabled(device, True)
+    try:
+        found = evaluate(form.ours, form.args)
+    finally:
+        torch.set_autocast_enabled(device, before)
+    worst.expect(same_results(found, alone), f"other bits under autocast of {device}", form.text)
 
 
 def _with_one_cast(worst: Worst, form: Form, device: str) -> None:
@@ -172,23 +196,36 @@ def other_dtypes(t: Target) -> Iterator[Outcome]:
             result = found.outputs[0].dtype
             own = result == result_dtype(t.case, t.dtype)
             worst.compare(other, found, other.truth(grads), where, t.dtype if own else result)
-    _of_integers(worst)
+    _of_other_numbers(worst)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        _of_other_numbers(worst, " where float64 is the default")
+    finally:
+        torch.set_default_dtype(before)
     yield worst.outcome()
 
 
-def _of_integers(worst: Worst) -> None:
-    """Of integers what torch's own op gives, or an error that names the operator."""
+def _of_other_numbers(worst: Worst, also: str = "") -> None:
+    """Of integers and complex numbers what torch's own op gives, or an error that names the operator."""
     case, device = worst.t.case, worst.t.path.device
-    for sample, dtype in product(case.small_samples, (torch.int32, torch.uint8)):
-        args = tuple((3 * x).abs().to(dtype) if is_learnable(x) else x for x in sample.args(device, torch.float32))
-        where = f"{sample.name} of {dtype}"
+    for sample, dtype in product(case.small_samples, (torch.int32, torch.uint8, torch.complex64)):
+        turned = (1 + 0.5j) if dtype.is_complex else 1
+        args = tuple(
+            (3 * x).abs().mul(turned).to(dtype) if is_learnable(x) else x for x in sample.args(device, torch.float32)
+        )
+        where = f"{sample.name} of {dtype}{also}"
         torchs, error = case.torch_op, error_of(partial(case.function, *args))
         if error or torchs is None or error_of(partial(torchs, *args)):
             worst.expect(not error or is_refusal(error, case.name), str(error), where)
             continue
         for a, b in zip(results_of(case.function(*args)), results_of(torchs(*args)), strict=True):
-            near = a.dtype == b.dtype and torch.allclose(a.double(), b.double(), rtol=1e-5, equal_nan=True)
+            near = a.dtype == b.dtype and torch.allclose(_wide(a), _wide(b), rtol=1e-5, equal_nan=True)
             worst.expect(near, "not torch's own", where)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float64))
 
 
 def _with_numbers(worst: Worst, form: Form) -> None:
@@ -233,10 +270,10 @@ def threads(t: Target) -> Iterator[Outcome]:
                 # Another thread's GEMM may be another one.
                 worst.expect(t.case.torchs_sums or same_results(each, expected), "other bits", call.text)
                 worst.compare(call, each, truth, call.text)
-        for raw in t.raw(1, 70001):
+        for raw in (*t.raw(1, 70001), *t.raw(257, 256)):
             once = raw()
             for again in pool.map(lambda _: raw(), range(len(calls))):  # noqa: B023
-                worst.expect(all_same(again, once), "other bits", f"{raw.op} of a long row")
+                worst.expect(all_same(again, once), "other bits", f"{raw.op}")
     yield worst.outcome()
 
 

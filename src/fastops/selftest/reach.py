@@ -138,7 +138,8 @@ def _at_ends(problems: list[Problem], ends: Iterable[Any]) -> list[Problem]:
 
 
 def _chosen(few: list[_Few], t: Target, problem: Problem, few_numbers: int, large: set[Any]) -> Iterator[_Few]:
-    """The calls of the problem's direction and dtypes; of more numbers one of each kind.
+    """The calls of the problem's direction and dtypes; of more numbers one of each kind, and on a GPU, where kernels
+    differ by them, of each set of gradients that are asked for.
 
     On the CPU the first ``large`` problem has all of these. The others have one call of each op, of its most results:
     they differ in how rows lie in memory and are shared out.
@@ -151,7 +152,8 @@ def _chosen(few: list[_Few], t: Target, problem: Problem, few_numbers: int, larg
         fits = fits and problem.wide in (None, _is_wide(each.call, t.dtype))
         if not fits or problem.rows > each.call.most_rows:
             continue
-        kind = kind_of(each.call)
+        asked = tuple(x for x in each.call.args if isinstance(x, bool)) if t.path.kind == "cuda" else ()
+        kind = (*kind_of(each.call), *asked)
         if problem.rows * problem.n > few_numbers and kind in seen:
             continue
         if is_large and op in seen and kind in large:
@@ -187,7 +189,21 @@ def _again(t: Target, call: RawCall, outputs: tuple[Tensor, ...], problem: Probl
         laid_out = _apart(call, between) if between else call
         make_noise()
         differs.append(other_bits(laid_out(), outputs))
+    if not problem.layout and call.row_outputs and call.most_rows == ANY_ROWS:
+        make_noise()
+        differs.append(_in_another_order(call, outputs))
     return differs
+
+
+def _in_another_order(call: RawCall, outputs: tuple[Tensor, ...]) -> Tensor:
+    """Whether rows that follow each other in no order have other results: what is left of the one that was in a place
+    some turns before shows, where repetitions have the same row again.
+    """
+    rows = [k for k, x in enumerate(call.args) if isinstance(x, Tensor) and x.dim() and k not in call.shared]
+    order = torch.randperm(len(call.args[rows[0]]), generator=torch.Generator().manual_seed(0)).to(outputs[0].device)
+    found = call.with_tensors({k: call.args[k].index_select(0, order) for k in rows})()
+    expected = [outputs[k].index_select(0, order) for k in call.row_outputs]
+    return other_bits([found[k] for k in call.row_outputs], expected)
 
 
 def _apart(call: RawCall, more: int) -> RawCall:

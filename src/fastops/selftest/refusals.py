@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, func
 
 from ..cases.inputs import HALVES
 from ..cases.refused import OF_ANOTHER_TYPE, REFUSED, UNDERFLOWING
@@ -70,6 +70,9 @@ def wrong_indices(t: Target) -> Iterator[Outcome]:
             kind = IndexError if form.names[k] == "target" else RuntimeError
             named = is_refusal(error, t.case.name) and form.names[k] in str(error)
             worst.expect(isinstance(error, kind) and named, f"expected {kind.__name__}", f"{where}: {error!r}")
+            first, *rest = other.args
+            error = error_of(lambda: func.vjp(lambda x: other.ours(x, *rest), first))  # noqa: B023
+            worst.expect(type(error) is kind, f"expected {kind.__name__} under torch.func", f"{where}: {error!r}")
             worst.expect(error_of(other.by_reference) is not None, "results of the composition", where)
         else:
             _no_numbers(worst, form, other, where)

@@ -24,7 +24,7 @@ def rotary_tables(t: Target) -> Iterator[Outcome]:
     if t.case.name != "rope" or not t.first:
         return
     worst = Worst(t, "tables of RotaryEmbedding")
-    for options, positions, interleaved in product(_ROTARY, ([0, 1, 5], [63, 64, 4095, 100_003]), (False, True)):
+    for options, positions, interleaved in product(_ROTARY, _POSITIONS, (False, True)):
         module = nn.RotaryEmbedding(**options, interleaved=interleaved)
         at = torch.tensor(positions, device=t.path.device)
         tables = module(at)
@@ -82,8 +82,12 @@ def _configs(**options: Any) -> Iterator[tuple[str, SimpleNamespace, str | None]
     yield "an older config", SimpleNamespace(**rest, **older), None
     older["rope_scaling"] = {"type": settings.pop("rope_type"), **settings}
     yield "one that says type", SimpleNamespace(**rest, **older), None
+    of_heads = {"hidden_size": 6 * config.head_dim, "num_attention_heads": 6, "num_key_value_heads": 2}
+    rest = {name: value for name, value in vars(config).items() if name != "head_dim"}
+    yield "a config without the heads' width", SimpleNamespace(**rest, **of_heads), None
 
 
+_POSITIONS = [0, 1, 5], [63, 64, 4095, 100_003], [(1 << 24) + 1]  # which float32 does not hold
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor, func
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..cases import row_slice, transposed
+from ..cases import Layout, row_slice, transposed
 from ..cases.inputs import windows
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable, wide_copies
 from .checks import MAIN_DTYPES, NOT_CHECKED, Outcome
-from .forms import Form, Worst, few, various
+from .forms import Form, Worst, few, results_of, various
+from .refusals import error_of
 from .target import Target
 
 BATCH = 3
@@ -43,12 +47,20 @@ def vmap(t: Target) -> Iterator[Outcome]:
         grads = [_batch(g) for g in incoming_gradients(form.ours(*form.args))]
         elements = [form.truth([g[n] for g in grads], [x[n] for x in batches]) for n in range(BATCH)]
         every = Evaluation(_stacked(e.outputs for e in elements), _stacked(e.gradients for e in elements))
-        for d in (0, -1):
-            both = func.vmap(_pulled(form), d)(*(x.movedim(0, d) for x in (*batches, *grads)))
-            worst.compare(form, Evaluation(*both), every, f"{form.text}, all along {d}")
+        tensors = (*batches, *grads)
+        first, last = (0,) * len(tensors), (-1,) * len(tensors)
+        for dims in (first, last, tuple(-(k % 2) for k in range(len(tensors)))):
+            given = (x.movedim(0, d) for x, d in zip(tensors, dims, strict=True))
+            worst.compare(
+                form, Evaluation(*func.vmap(_pulled(form), dims)(*given)), every, f"{form.text}, all along {dims}"
+            )
         _of_torchs_batch(worst, form, grads)
     if t.first:
         _of_one_alone(worst, next(iter(few(t))))
+        for form in islice(few(t, quick=2), 2):
+            for k in range(1, len(form.args)):
+                inner = replace(form, names=form.names[:k], args=form.args[:k])
+                _of_two_batches(worst, inner, dict(zip(form.names[k:], map(_batch, form.args[k:]), strict=True)))
     yield worst.outcome()
 
 
@@ -64,6 +76,20 @@ def _of_fixed(worst: Worst, form: Form, name: str) -> None:
     for d in range(own.dim() + 1):
         found = func.vmap(lambda x: given(x).ours(*form.args), d)(batch.movedim(0, d))
         worst.outputs(form, found, truth, f"{form.text}, {name} along {d}")
+    _of_two_batches(worst, form, {name: batch})
+
+
+def _of_two_batches(worst: Worst, form: Form, outer: dict[str, Tensor]) -> None:
+    """Of these tensors, and of a form of the others: of each element of the ones all of these."""
+
+    def given(element: dict[str, Tensor]) -> Form:
+        return replace(form, given=form.given | element)
+
+    inner = tuple(map(_batch, form.args))
+    elements = (dict(zip(outer, element, strict=True)) for element in zip(*outer.values(), strict=True))
+    truth = (_stacked(given(x).plain(*wide_copies(each)) for each in zip(*inner, strict=True)) for x in elements)
+    found = func.vmap(lambda x: func.vmap(given(x).ours)(*inner))(outer)
+    worst.outputs(form, found, _stacked(truth), f"{form.text}, {', '.join(outer)} of a batch, the others of another")
 
 
 def _of_torchs_batch(worst: Worst, form: Form, grads: list[Tensor]) -> None:
@@ -135,7 +161,17 @@ def forward_mode(t: Target) -> Iterator[Outcome]:
         found = _pushed(form.ours, form.args, tangents, form)
         truth = _pushed(form.plain, wide_copies(form.args), wide_copies(tangents), form)
         worst.small(TANGENT, found, truth, form.text)
+        if form.text == "every tensor":
+            worst.small(TANGENT, _of_dual_tensors(form, tangents), truth, f"{form.text}, torch.autograd.forward_ad")
     yield worst.outcome()
+
+
+def _of_dual_tensors(form: Form, tangents: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    with forward_ad.dual_level():
+        given = dict(zip(form.learnable, tangents, strict=True))
+        args = (forward_ad.make_dual(x, given[k]) if k in given else x for k, x in enumerate(form.args))
+        found = (forward_ad.unpack_dual(x).tangent for x in form.ours(*args))
+        return tuple(x for x in found if x is not None)
 
 
 def _pushed(function: Function, args: Sequence[Any], tangents: tuple[Any, ...], form: Form) -> tuple[Tensor, ...]:
@@ -154,7 +190,29 @@ def second_derivatives(t: Target) -> Iterator[Outcome]:
             found = double_backward(form.ours, form.args, grads, outer, learn)
             truth = double_backward(form.plain, wide_copies(form.args), wide_copies(grads), wide_copies(outer), learn)
             worst.small(SECOND, found, truth, form.text)
+        if k == 0 and t.dtype == torch.float64:
+            worst.expect(*_third(form))
     yield worst.outcome()
+
+
+def _third(form: Form) -> tuple[bool, str, str]:
+    """Derivatives of second derivatives, along the first input."""
+    ways = (form.ours, form.args), (form.plain, wide_copies(form.args))
+    found, truth = (_derivative_of_order(3, *way) for way in ways)
+    near = torch.allclose(found.cpu(), truth, rtol=1e-7, atol=1e-7 * float(truth.abs().max()))
+    return near, "another third derivative", form.text
+
+
+def _derivative_of_order(order: int, function: Function, args: Sequence[Tensor]) -> Tensor:
+    first = args[0].detach().requires_grad_()
+    found = function(first, *args[1:])
+    for _ in range(order):
+        reached = [(x, g) for x, g in zip(found, incoming_gradients(found), strict=True) if x.requires_grad]
+        if not reached:
+            return torch.zeros_like(first)
+        outputs, grads = zip(*reached, strict=True)
+        found = torch.autograd.grad(outputs, (first,), grads, create_graph=True, materialize_grads=True)
+    return found[0].detach()
 
 
 def double_backward(function: Function, args: Any, grads: Any, outer: Any, learn: list[int]) -> tuple[Tensor, ...]:
@@ -192,7 +250,7 @@ def _gradient_of(function: Function, form: Form, grads: tuple[Any, ...]) -> Func
 
 def traced(t: Target) -> Iterator[Outcome]:
     """What torch.jit.trace has recorded, by torch's own ops, of other numbers."""
-    if t.quick or t.dtype not in OTHER:  # of the half types these round in between
+    if t.quick:
         return
     try:
         torch.jit.trace(lambda x: 2 * x, torch.ones(1))
@@ -201,7 +259,13 @@ def traced(t: Target) -> Iterator[Outcome]:
         return
     worst = Worst(t, "torch.jit.trace", room=_OF_TORCHS_OPS)
     for form in (form for form in various(t) if not form.unlike_torch):
+        if t.dtype in HALF and "dtype" not in form.given:
+            continue
         graph = torch.jit.trace(lambda *args: form.ours(*args), form.args, check_trace=False)  # noqa: B023
+        if t.dtype in HALF:  # of which these round in between
+            dtypes = [[x.dtype for x in results_of(function(*form.args))] for function in (graph, form.ours)]
+            worst.expect(dtypes[0] == dtypes[1], f"results must be {dtypes[1]}", form.text)
+            continue
         other = form.with_args(x * 0.75 if is_learnable(x) else x for x in form.args)
         found = evaluate(graph, other.args)
         worst.compare(other, found, other.truth(incoming_gradients(found.outputs)), form.text)
@@ -211,22 +275,64 @@ def traced(t: Target) -> Iterator[Outcome]:
 def fakes(t: Target) -> Iterator[Outcome]:
     """Shapes, dtypes and strides of results and gradients, of fake tensors as of real ones.
 
-    Of the narrow and the wide dtypes alike, of which a quick run has the first.
+    Of results also the composition's. Of the narrow and the wide dtypes alike, of which a quick run has the first.
     """
     if not (t.first if t.quick else t.dtype in MAIN_DTYPES):
         return
     worst = Worst(t, "fake results")
-    for form in few(t, quick=2):
-        for layout in (torch.Tensor.contiguous, row_slice, transposed, windows):
-            args = tuple(layout(x) if x.dim() > 1 else x for x in form.args)
-            grads = tuple(layout(g) if g.dim() > 1 else g for g in incoming_gradients(form.ours(*args)))
-            real = evaluate(form.ours, args, grads)
-            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    layouts: tuple[Layout, ...] = (torch.Tensor.contiguous, row_slice, transposed, windows)
+    ways: list[tuple[Layout, ...]] = [(layout,) for layout in layouts]
+    ways += [(transposed, layouts[0]), (layouts[0], transposed)]
+    for form in chain(few(t, quick=2), _of_two_dtypes(t)):
+        for way in ways:
+            text = ", ".join([form.text, *(layout.__name__ for layout in way)])
+            args = _laid_out(form.args, way)
+            grads = _laid_out(incoming_gradients(form.ours(*args)), way[::-1])
+            with _RawOps() as ran:
+                real = evaluate(form.ours, args, grads)
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode, _RawOps() as faked:
                 fake = evaluate(form.ours, *(tuple(map(mode.from_tensor, of)) for of in (args, grads)))
+            said = [[op for op in one.said if op[0] in other.names] for one, other in ((ran, faked), (faked, ran))]
+            worst.expect(said[0] == said[1], "fakes of raw ops", f"{text}: {said}")
             for kind, a, b in (("results", real.outputs, fake.outputs), ("gradients", real.gradients, fake.gradients)):
                 said = [list(map(_layout, x)) for x in (a, b)]
-                worst.expect(said[0] == said[1], f"fake {kind}", f"{form.text}, {layout.__name__}: {said}")
+                worst.expect(said[0] == said[1], f"fake {kind}", f"{text}: {said}")
+            said = [list(map(_layout, x)) for x in (real.outputs, form.with_args(args).by_reference())]
+            worst.expect(said[0] == said[1], "results unlike the composition's", f"{text}: {said}")
     yield worst.outcome()
+
+
+def _laid_out(tensors: Iterable[Tensor], layouts: Sequence[Layout]) -> tuple[Tensor, ...]:
+    """By one function after the other."""
+    return tuple(layouts[k % len(layouts)](x) if x.dim() > 1 else x for k, x in enumerate(tensors))
+
+
+def _of_two_dtypes(t: Target) -> Iterator[Form]:
+    """The first call with each tensor but the first of another dtype, where it may be."""
+    form = next(iter(few(t)))
+    other = torch.bfloat16 if t.dtype == torch.float32 else torch.float32
+    for k in form.learnable[1:]:
+        found = replace(form.with_args(_with(form.args, k, form.args[k].to(other))), text=f"{form.names[k]} of {other}")
+        if not error_of(lambda: found.ours(*found.args)):  # noqa: B023
+            yield found
+
+
+class _RawOps(TorchDispatchMode):
+    """What ops of ours return: autograd rounds a gradient, and so hides of what dtype it came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[tuple[Any, ...]] = []
+
+    @property
+    def names(self) -> set[str]:
+        return {name for name, *_ in self.said}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        if function.namespace == "fastops":
+            self.said.append((function.name(), *map(_layout, results_of(found))))
+        return found
 
 
 def _layout(x: Tensor) -> tuple[Any, ...]:
