@@ -345,4 +345,73 @@ FAULTS = (
         "out.input = to_dtype(std::move(out.input), promoted);",
         "out.input = to_dtype(std::move(out.input), dtype(c.input));",
     ),
+    Fault(
+        "plan-rows-of-one-segment-shared",
+        2,
+        NORMS,
+        "cpp/plan/cpu.h",
+        "Rows of one segment are shared out by segments too, where the threads do not divide them: bits by threads.",
+        "if (segments(n, accumulate_type(dtype)) == 1 || rows * n * size_of(dtype) < 2 * kTaskBytes) return false;",
+        "if (rows * n * size_of(dtype) < 2 * kTaskBytes) return false;",
+    ),
+    Fault(
+        "host-strides-of-the-last-input",
+        2,
+        (*GATED, "axpby"),
+        "cpp/host/strides.cpp",
+        "Of inputs in different orders of memory the last decides the result's, and not the first, as in torch.",
+        "for (const View* t = inputs; t != inputs + count; ++t) {",
+        "for (const View* t = inputs + count; t-- != inputs;) {",
+    ),
+    Fault(
+        "host-dense-results-of-nine-dims",
+        3,
+        (*ELEMENTWISE, *GATED, *NORMS, *SOFTMAXES),
+        "cpp/core/torch_edge.cpp",
+        "The strides of a dense result of 9 to 16 dimensions have no room.",
+        "std::vector<int64_t> many(sizes.size() > usual ? sizes.size() : 0);",
+        "std::vector<int64_t> many(sizes.size() > 2 * usual ? sizes.size() : 0);",
+    ),
+    Fault(
+        "host-bias-chunks-by-threads-of-many-rows",
+        2,
+        ("linear", "lltm"),
+        "cpp/core/rows_edge.h",
+        "Many chunks of rows are made a multiple of the threads, so that a bias gradient depends on their number.",
+        "  a.chunks = launch ? cuda_chunks[launch->group()](a) : plan::cpu::chunks(a.rows, bytes_a_row);\n",
+        "  a.chunks = launch ? cuda_chunks[launch->group()](a) : plan::cpu::chunks(a.rows, bytes_a_row);\n"
+        "  if (!launch && a.chunks > 64) {\n"
+        "    const int64_t threads = torch::stable::get_num_threads();\n"
+        "    a.chunks = (a.chunks + threads - 1) / threads * threads;\n"
+        "  }\n",
+    ),
+    Fault(
+        "host-rope-batch-of-sliced-tables",
+        1,
+        ("rope", "qk_norm_rope"),
+        "cpp/host/rope.cpp",
+        "Tables of a batch that are both slices alike are taken to follow each other without gaps.",
+        "r.table_batch_stride = *stride;",
+        "r.table_batch_stride = *stride == 0 ? 0 : r.seq * width;",
+    ),
+    Fault(
+        "host-rope-half-tables-beside-wider-heads",
+        3,
+        ("rope", "qk_norm_rope"),
+        "cpp/host/rope.cpp",
+        "Tables of a half type beside heads of another are read as if they had theirs.",
+        "r.table = own == rope.dtype || own == DType::f32 ? own : rope.dtype == DType::f64 ? DType::f64 : DType::f32;",
+        "r.table = size_of(own) <= size_of(rope.dtype) || own == DType::f32 ? own\n"
+        "            : rope.dtype == DType::f64                               ? DType::f64\n"
+        "                                                                     : DType::f32;",
+    ),
+    Fault(
+        "host-qk-scratch-of-all-threads",
+        5,
+        ("qk_norm_rope",),
+        "cpp/ops/qk_norm_rope.cpp",
+        "Backwards from several threads share the sums for the weights.",
+        "  Scratch scratch[2];\n",
+        "  static Scratch scratch[2];\n",
+    ),
 )

@@ -8,10 +8,17 @@ from pathlib import Path
 import faults_cpu
 import faults_cuda
 import faults_host
+import faults_modules
 import faults_python
 from fault import KINDS, Fault
 
-FAULTS = (*faults_cpu.FAULTS, *faults_host.FAULTS, *faults_python.FAULTS, *faults_cuda.FAULTS)
+FAULTS = (
+    *faults_cpu.FAULTS,
+    *faults_host.FAULTS,
+    *faults_python.FAULTS,
+    *faults_modules.FAULTS,
+    *faults_cuda.FAULTS,
+)
 
 
 def wrong(faults: Iterable[Fault], root: Path) -> list[str]:
