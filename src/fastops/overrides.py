@@ -174,7 +174,9 @@ def _rms_norm_gradients(
     dims = len(normalized_shape)
     each = rstd.reshape(*input.shape[: input.dim() - dims], *[1] * dims)
     need_input, need_weight = output_mask
-    grads = rms_backward(grad, None, input, dims, weight, need_input, need_weight, None, 0.0, each)
+    grads = rms_backward(
+        grad, None, input, dims, weight, need_input, need_weight, eps=None, weight_offset=0.0, rstd=each
+    )
     return tuple(g if needed else None for g, needed in zip(grads, output_mask, strict=True))
 
 

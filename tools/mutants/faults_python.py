@@ -617,7 +617,7 @@ FAULTS = (
     Fault(
         "py-third-derivatives",
         2,
-        ("square", "swiglu", "layer_norm", "softmax"),
+        ("swiglu", "layer_norm", "softmax"),
         "src/fastops/_derivative.py",
         "Second derivatives have no graph, so that third ones are an error or lack a term.",
         "            result[k] = gradient\n",

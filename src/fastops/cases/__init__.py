@@ -231,7 +231,7 @@ CASES: tuple[Case, ...] = (
         in_features=True,
         calls=calls.rope(True),
         torchs_sums=True,
-        bounds=bounds(f16=(0.51, 7, 2), bf16=(0.51, 6.5, 2), f32=(6, 16, 25), f64=(8, 16, 30)),
+        bounds=bounds(f16=(0.51, 7, 2), bf16=(0.51, 6.5, 2), f32=(4, 16, 25), f64=(8, 16, 30)),
         constants=(4, 5),
         formula="rope of each head's rms_norm, q and k in one pass",
         gradient="of q, k and the weights in one pass",

@@ -15,6 +15,7 @@ from .case import Call, Calls
 from .inputs import HALVES, Make, transposed
 from .losses import IGNORED
 from .norms import halves
+from .rope import MOST_ROTATED
 
 Options = dict[str, Any]
 
@@ -183,7 +184,7 @@ def losses(linear: bool, likelihood: bool) -> Calls:
     return calls
 
 
-_LONG_HEAD = 1536  # numbers, of which a CPU kernel takes 2048 at most
+_LONG_HEAD = MOST_ROTATED * 3 // 4  # with more numbers that are not rotated than half of the longest has
 
 
 def rope(norm: bool) -> Calls:
@@ -220,12 +221,11 @@ def rope(norm: bool) -> Calls:
             **({"k_weight": "k"} if norm else {}),
         )
         yield Call(tensors | odd, {"rotary_dim": 6}, {"k_weight": "k"} if norm else {})
-        long = {name: make(1, 1, 2, _LONG_HEAD) for name in ("q", "k")} | {"positions": None, "rotary_dim": 128}
-        long |= {name: make(_LONG_HEAD, dtype=wide) for name in weights if name != "eps"}
-        yield Call(
-            tensors | long | {name: make(2, 128, dtype=wide) for name in ("cos", "sin")},
-            needs={"k_weight": "k"} if norm else {},
-        )
+        if make.device.type == "cpu":  # elsewhere it is the composition's, with less exact means
+            long = {name: make(1, 1, 2, _LONG_HEAD) for name in ("q", "k")} | {"positions": None, "rotary_dim": 128}
+            long |= {name: make(_LONG_HEAD, dtype=wide) for name in weights if name != "eps"}
+            long |= {name: make(2, 128, dtype=wide) for name in ("cos", "sin")}
+            yield Call(tensors | long, needs={"k_weight": "k"} if norm else {})
         if norm:
             eps = torch.finfo(torch.float64 if make.dtype == torch.float64 else torch.float32).eps
             small = {name: x * (eps**0.5 / 2) for name, x in (("q", q), ("k", k))}

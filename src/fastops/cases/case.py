@@ -22,6 +22,7 @@ class Sample:
     small: bool = False  # small enough for finite differences
     unlike_torch: bool = False  # torch's own op has other numbers, deliberately
     unlike_torch_on_cuda: bool = False  # or there it takes no such arguments, or is less exact
+    composed_by_torch: bool = False  # by other ops than fastops.enable() overrides, in bits that are the machine's
 
     def args(self, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> tuple[Any, ...]:
         return self.build(Make(device, dtype, seed))

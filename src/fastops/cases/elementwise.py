@@ -33,7 +33,7 @@ def samples(scale: float) -> tuple[Sample, ...]:
         *(sample(f"shape{'x'.join(map(str, s))}", *s) for s in ((0, 16), (5, 0), (3, 4), (37, 129), (2, 3, 1, 5))),
         *(sample(layout.__name__, 37, 67, layout=layout) for layout in LAYOUTS),
         sample("vectors", 67, 72, layout=row_slice),  # on CUDA; fewer elements have a thread each
-        sample("dims12", *[1] * 10, 3, 5),
+        sample("dims12", *[1] * 10, 3, 5),  # whose strides have no place on the stack
         sample("dims17", *[2] * 17, layout=reversed_memory, large=True),
         sample("vectors3d", 3, 5, 32),
         sample("stepped3d", 5, 7, 9, layout=stepped),

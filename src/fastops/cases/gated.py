@@ -109,7 +109,7 @@ def samples() -> Iterator[Sample]:
         yield two(f"{layout.__name__}_up", 37, 67, other=layout)
     yield two("channels_last", 2, 5, 3, 7, layout=channels_last, other=channels_last)
     yield two("large_block", 65, 67, 70, layout=block, other=block, large=True)
-    yield two("dims12", *[1] * 10, 3, 8)
+    yield two("dims12", *[1] * 10, 3, 8)  # whose strides have no place on the stack
     yield two("dims17", *[2] * 17, large=True)
     yield two("dims17_up", *[2] * 17, other=reversed_memory, large=True)
     yield two("large_misaligned", 33, 257, layout=misaligned)  # on CUDA: a vector at any alignment

@@ -106,9 +106,10 @@ class Norm:
             bias = make(*shape, dtype=bias_dtype) if bias_dtype else None
             return *rows, shape, weight, *([bias] if self.layer else []), eps
 
-        # aten's rms norm takes parameters of the input's dtype alone, as its CUDA kernels do.
+        # aten's CUDA kernels take parameters of the input's dtype alone; beside others torch composes an rms norm.
         wide = "f32" in affine
-        return Sample(name, build, **({"unlike_torch": wide and not self.layer, "unlike_torch_on_cuda": wide} | flags))
+        own = {"unlike_torch_on_cuda": wide, "composed_by_torch": wide and not self.layer}
+        return Sample(name, build, **(own | flags))
 
     def _far_first(self, name: str, n: int, count: int) -> Sample:
         """Every third row begins with numbers far from the rest, which no mean of first elements is near."""

@@ -40,6 +40,7 @@ def _cell_gradients(grad_h: Tensor, grad_cell: Tensor, gates: Tensor, old_cell: 
 
 
 def lltm_cell_reference(gates: Tensor, bias: Tensor, old_cell: Tensor) -> Pair:
+    # Results are contiguous, as the kernels' are.
     new_h, new_cell = _cell_of(wide(gates) + bias, old_cell.contiguous())
     return new_h.to(gates.dtype), new_cell.to(gates.dtype)
 

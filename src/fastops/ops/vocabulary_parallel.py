@@ -16,7 +16,7 @@ from torch.autograd import Function
 
 from .._operator import Operator, wide
 from ..families.kept_logits import run_backward, save
-from ..families.likelihood import check_classes, statistics_dtype
+from ..families.likelihood import NONE, check_classes, statistics_dtype
 from ..families.linear_operands import flat, shaped, statistics_of
 from ..families.shard import Shard, added, check_first_derivative, gathered
 from .likelihood_partial import NUMBERS, cross_entropy_merge, likelihood_partial, linear_likelihood_partial
@@ -104,7 +104,7 @@ class LinearCrossEntropyOfShard(Function):
         ctx.options, ctx.input_dtype = (*options, product), input.dtype
         ctx.width, ctx.shard, ctx.derivative = width, shard, (operator, kernel)
         save(ctx, input, linear_weight, target, lse, total, logits, linear_bias, weight)
-        return loss if reduction else shaped(loss, target)
+        return shaped(loss, target) if reduction == NONE else loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

@@ -24,7 +24,8 @@ def aten_case(case: Case, device: torch.device) -> Case | None:
         return None
 
     def alike(sample: Sample) -> bool:
-        return not (sample.unlike_torch or (device.type == "cuda" and sample.unlike_torch_on_cuda))
+        on_cuda = device.type == "cuda" and sample.unlike_torch_on_cuda
+        return not (sample.unlike_torch or sample.composed_by_torch or on_cuda)
 
     samples = tuple(filter(alike, case.samples))
     return replace(case, name=PREFIX + case.name, function=case.torch_op, samples=samples)
@@ -44,8 +45,9 @@ def _within(check: Check) -> Check:
 
 
 def runs_our_kernels(t: Target) -> Iterator[Outcome]:
-    """The outputs have the bits of our own function, and before and afterwards torch's, which is said to have been
-    there. What is enabled twice is so until it is disabled twice.
+    """The outputs have the bits of our own function, and before and afterwards torch's.
+
+    What is enabled twice is enabled until it is disabled twice, and both times says the same of what ran before.
     """
     ours = by_name()[_name(t)].function
     different, changed, was = [], [], set[str]()

@@ -254,7 +254,7 @@ def is_statistic(call: RawCall, k: int) -> bool:
 
 
 def is_refusal(error: Exception | None, op: str) -> bool:
-    """An error in the operator's own words, and not of a kernel that could not be launched."""
+    """An error in the operator's own words, and not in core/cuda.cpp's of a kernel that could not be launched."""
     return str(error).startswith(f"[{op}] ") and not str(error).startswith(f"[{op}] CUDA error")
 
 

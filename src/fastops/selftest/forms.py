@@ -138,7 +138,7 @@ def _options(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def few(t: Target, quick: int = 1, calls: int = 1) -> Iterator[Form]:
     """A call with every optional tensor, and the smallest inputs; in a quick run of both the first ones alone."""
-    found = chain(islice(_table(t), calls), of_samples(t, t.case.small_samples))
+    found = chain(islice(table(t), calls), of_samples(t, t.case.small_samples))
     yield from islice(found, quick if t.quick else None)
 
 
@@ -150,14 +150,14 @@ def rows_apart(t: Target) -> Form:
 
 def various(t: Target) -> Iterator[Form]:
     """What ``few`` and ``mixed`` have, and all calls of the table; in a quick run those of the first dtype alone."""
-    calls = list(_table(t))[1:]
+    calls = list(table(t))[1:]
     yield from few(t)
     yield from calls[-1:] if t.quick and not t.first else calls
     yield from mixed(t)
 
 
-def _table(t: Target) -> Iterator[Form]:
-    """The first with every optional tensor."""
+def table(t: Target) -> Iterator[Form]:
+    """Every call of the table, the first with every optional tensor."""
     for k, call in enumerate(_calls(t)):
         found = form(t.case, f"call {k}" if k else "every tensor", call.arguments, call.plain)
         yield replace(found, unlike_torch=call.unlike_torch)

@@ -16,7 +16,8 @@ from .driver_memory import DriverMemory
 from .target import Target
 
 CHECK = "more than 2^31 numbers"
-_NUMBERS, _PIECES = 1 << 20, 4  # of a piece so many times as many: tensors of several heads are whole pages as well
+_NUMBERS = 1 << 20  # of the first call's tensors
+_PIECES = 4  # of them are what is repeated, so that tensors of several heads are whole pages of memory as well
 _COLUMNS = 1024, 4096, 65536  # that kernels of one row, of several blocks a row and of long rows take
 _ROOM = 4  # times the results must be free: other processes check at the same time
 
@@ -40,23 +41,21 @@ def many_numbers(t: Target) -> Iterator[Outcome]:
 
 def _by_op(t: Target, memory: DriverMemory) -> tuple[list[str], list[str]]:
     """Ops whose results are wrong, and those that have no room."""
-    wrong, no_room = [], []
+    wrong, no_room = list[str](), list[str]()
     calls: dict[tuple[str, int], RawCall] = {}
     for columns in _COLUMNS[: 1 if t.case.elementwise else None]:
         for call in t.case.raw(t.make(), _NUMBERS // columns, columns):
             by_rows = call.args_of is None or t.case.elementwise
-            is_longer = columns == _COLUMNS[0] or columns in {x.shape[-1] for x in _of_rows(call)}
-            if by_rows and is_longer and call.most_rows == ANY_ROWS and call.row_outputs:
+            has_them = columns == _COLUMNS[0] or columns in {x.shape[-1] for x in _of_rows(call)}  # not fewer, as heads
+            if by_rows and has_them and call.most_rows == ANY_ROWS and call.row_outputs:
                 calls.setdefault((call.op, columns), call)
-    for call in calls.values():
+    for (op, columns), call in calls.items():
         try:
             differs = _differs(call.repeated(_PIECES), memory)
         except torch.OutOfMemoryError:
             differs = None
-        if differs is None:
-            no_room.append(call.op)
-        elif differs:
-            wrong.append(call.op)
+        if differs is not False:
+            (no_room if differs is None else wrong).append(f"{op} of {columns} columns")
         torch.cuda.empty_cache()
     return wrong, no_room
 

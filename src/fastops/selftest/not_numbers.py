@@ -107,11 +107,11 @@ def _spoilt(x: Tensor, columns: int) -> Iterator[tuple[str, Tensor]]:
 
     Of what has one number a row, that.
     """
-    for value in _not_numbers(x.dtype) if x.dim() == 1 else ():
-        dirty = x.clone()
-        dirty[1] = value
-        yield f"{value}", dirty
     if x.dim() == 1:
+        for value in _not_numbers(x.dtype):
+            dirty = x.clone()
+            dirty[1] = value
+            yield f"{value}", dirty
         return
     dim = next((d for d, n in enumerate(x.shape) if n == columns), x.dim() - 1)
     columns = x.shape[dim]

@@ -18,7 +18,8 @@ from .checks import argument_name
 from .margins import results, span
 
 MOST = 32  # tensors of a call
-ROOM = {"cpu": 1 << 22, "cuda": 1 << 25}  # bytes of a tensor; kernels of many rows are a GPU's
+# Bytes of a tensor. A GPU's tables have kernels for many rows, such as two rows of 24 KB a cluster from 528 rows on.
+ROOM = {"cpu": 1 << 22, "cuda": 1 << 25}
 SHIM = "aoti_torch_empty_strided"  # torch's C function by which every op of ours allocates
 _ALLOCATE = CFUNCTYPE(c_int, c_int64, POINTER(c_int64), POINTER(c_int64), c_int, c_int, c_int, c_void_p)
 _WRAP = CFUNCTYPE(c_int, c_void_p, c_int64, POINTER(c_int64), POINTER(c_int64), c_int64, *[c_int] * 3, c_void_p)

@@ -17,7 +17,7 @@ from . import compiled, gradients, kept, modules, not_numbers, overridden, recom
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable
 from .bits import all_same, same_bits
 from .checks import Check, Outcome, is_refusal, same_results
-from .forms import Form, Worst, few, hard, of_calls, of_pairs, result_dtype, results_of
+from .forms import Form, Worst, few, hard, of_calls, of_pairs, result_dtype, results_of, table
 from .refusals import error_of
 from .slicing import in_slices, narrow_slices
 from .target import Target, parameters_of
@@ -90,9 +90,8 @@ def autocast(t: Target) -> Iterator[Outcome]:
     worst = Worst(t, "autocast")
     for form in few(t):
         for low in LOW:
-            single = torch.float32
-            dtypes = {"own": None, "low": low, "single": single, "single on cuda": single if device == "cuda" else None}
-            operands, results = (dtypes[key] if t.dtype != torch.float64 else None for key in t.case.autocast)
+            own = t.dtype == torch.float64
+            operands, results = (None if own else _autocast_dtype(which, device, low) for which in t.case.autocast)
             cast = form.with_args(x.to(operands) if operands and is_learnable(x) else x for x in form.args)
             with torch.autocast(device, low):
                 found = evaluate(form.ours, form.args)
@@ -123,12 +122,18 @@ def autocast(t: Target) -> Iterator[Outcome]:
 def _of_every_call(worst: Worst, device: str) -> None:
     """The dtype of results does not depend on the other arguments, but for the one that says it."""
     case, low = worst.t.case, LOW[0]
-    single = {"single": torch.float32, "single on cuda": torch.float32 if device == "cuda" else None, "low": low}
-    for form in few(worst.t, calls=len(list(case.calls(worst.t.make())))):
+    results = _autocast_dtype(case.autocast[1], device, low) or result_dtype(case, worst.t.dtype)
+    for form in table(worst.t):
         with torch.autocast(device, low):
             found = form.ours(*form.args)[0].dtype
-        dtype = form.given.get("dtype") or single.get(case.autocast[1]) or result_dtype(case, worst.t.dtype)
+        dtype = form.given.get("dtype") or results
         worst.expect(found == dtype, f"result must be {dtype}", form.text)
+
+
+def _autocast_dtype(which: str, device: str, low: torch.dtype) -> torch.dtype | None:
+    """Of what a case says of autocast; None: no other than without."""
+    single = torch.float32
+    return {"low": low, "single": single, "single on cuda": single if device == "cuda" else None}.get(which)
 
 
 def _of_another_device(worst: Worst, form: Form, device: str) -> None:
@@ -196,14 +201,19 @@ def other_dtypes(t: Target) -> Iterator[Outcome]:
             result = found.outputs[0].dtype
             own = result == result_dtype(t.case, t.dtype)
             worst.compare(other, found, other.truth(grads), where, t.dtype if own else result)
-    _of_other_numbers(worst)
+    if t.first:
+        _of_other_numbers(worst)
+        _where_float64_is_the_default(worst)
+    yield worst.outcome()
+
+
+def _where_float64_is_the_default(worst: Worst) -> None:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         _of_other_numbers(worst, " where float64 is the default")
     finally:
         torch.set_default_dtype(before)
-    yield worst.outcome()
 
 
 def _of_other_numbers(worst: Worst, also: str = "") -> None:
@@ -220,7 +230,7 @@ def _of_other_numbers(worst: Worst, also: str = "") -> None:
             worst.expect(not error or is_refusal(error, case.name), str(error), where)
             continue
         for a, b in zip(results_of(case.function(*args)), results_of(torchs(*args)), strict=True):
-            near = a.dtype == b.dtype and torch.allclose(_wide(a), _wide(b), rtol=1e-5, equal_nan=True)
+            near = a.dtype == b.dtype and torch.allclose(_wide(a), _wide(b), rtol=1e-5, atol=1e-6, equal_nan=True)
             worst.expect(near, "not torch's own", where)
 
 
@@ -270,10 +280,10 @@ def threads(t: Target) -> Iterator[Outcome]:
                 # Another thread's GEMM may be another one.
                 worst.expect(t.case.torchs_sums or same_results(each, expected), "other bits", call.text)
                 worst.compare(call, each, truth, call.text)
-        for raw in (*t.raw(1, 70001), *t.raw(257, 256)):
+        for rows, columns, raw in ((*size, raw) for size in ((1, 70001), (257, 256)) for raw in t.raw(*size)):
             once = raw()
             for again in pool.map(lambda _: raw(), range(len(calls))):  # noqa: B023
-                worst.expect(all_same(again, once), "other bits", f"{raw.op}")
+                worst.expect(all_same(again, once), "other bits", f"{raw.op}, {rows} rows of {columns}")
     yield worst.outcome()
 
 

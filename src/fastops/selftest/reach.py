@@ -196,8 +196,9 @@ def _again(t: Target, call: RawCall, outputs: tuple[Tensor, ...], problem: Probl
 
 
 def _in_another_order(call: RawCall, outputs: tuple[Tensor, ...]) -> Tensor:
-    """Whether rows that follow each other in no order have other results: what is left of the one that was in a place
-    some turns before shows, where repetitions have the same row again.
+    """Whether rows in a random order have other results.
+
+    What a kernel still holds of an earlier row may be the same row where rows are repeated in turn.
     """
     rows = [k for k, x in enumerate(call.args) if isinstance(x, Tensor) and x.dim() and k not in call.shared]
     order = torch.randperm(len(call.args[rows[0]]), generator=torch.Generator().manual_seed(0)).to(outputs[0].device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -58,7 +59,7 @@ def changed(t: Target) -> Iterator[Outcome]:
             found = _after_a_change(form, which, incoming_gradients(alone.outputs))
             text = f"result {which}" if isinstance(which, int) else which
             worst.expect(found is None or same_results(found, alone), "a wrong gradient", f"{text} of {form.text}")
-    for form in of_calls(t):
+    for form in chain(few(t), of_calls(t)):
         args = [x.detach().clone().requires_grad_(k in form.learnable) for k, x in enumerate(form.args)]
         for k, out in enumerate(form.ours(*args)):
             error = error_of(lambda: out.mul_(1.0))  # noqa: B023

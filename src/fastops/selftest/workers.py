@@ -23,7 +23,7 @@ START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_met
 MOST = 6
 SILENCE = 900.0  # seconds for an operator in one dtype
 _TARGETS_A_PROCESS = 6  # that are worth the seconds in which a process imports torch
-_OF_A_GPU = 6 << 30  # bytes, with the process of guard pages
+_OF_A_GPU = 7 << 30  # bytes, with the process of guard pages, which holds one of them
 
 
 class _Task(NamedTuple):
