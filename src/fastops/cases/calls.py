@@ -221,7 +221,7 @@ def rope(norm: bool) -> Calls:
             **({"k_weight": "k"} if norm else {}),
         )
         yield Call(tensors | odd, {"rotary_dim": 6}, {"k_weight": "k"} if norm else {})
-        if make.device.type == "cpu":  # elsewhere it is the composition's, with less exact means
+        if make.device.type == "cpu" or not norm:  # else it is the composition's, with less exact means
             long = {name: make(1, 1, 2, _LONG_HEAD) for name in ("q", "k")} | {"positions": None, "rotary_dim": 128}
             long |= {name: make(_LONG_HEAD, dtype=wide) for name in weights if name != "eps"}
             long |= {name: make(2, 128, dtype=wide) for name in ("cos", "sin")}

@@ -48,6 +48,10 @@ class Form:
     def with_args(self, args: Iterable[Tensor]) -> Form:
         return replace(self, args=tuple(args))
 
+    def with_given(self, given: dict[str, Any]) -> Form:
+        """With these among what is no tensor that may learn."""
+        return replace(self, given=self.given | given)
+
     @property
     def learnable(self) -> list[int]:
         return [k for k, x in enumerate(self.args) if is_learnable(x)]
@@ -122,7 +126,7 @@ def hard(t: Target) -> Iterator[Form]:
         for given in options:
             own = {n: v for n, v in given.items() if n in parameters and n not in of_sample.given}
             if own:
-                yield replace(of_sample, text=f"{of_sample.text} with {own}", given=of_sample.given | own)
+                yield replace(of_sample.with_given(own), text=f"{of_sample.text} with {own}")
 
 
 _FAR = 1000.0
@@ -145,7 +149,7 @@ def few(t: Target, quick: int = 1, calls: int = 1) -> Iterator[Form]:
 def rows_apart(t: Target) -> Form:
     """The first call, with a result of each row."""
     first = next(iter(few(t)))
-    return replace(first, given=first.given | {"reduction": "none"}) if "reduction" in first.given else first
+    return first.with_given({"reduction": "none"}) if "reduction" in first.given else first
 
 
 def various(t: Target) -> Iterator[Form]:

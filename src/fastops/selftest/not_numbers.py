@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import chain, product
 
 import torch
@@ -63,7 +62,7 @@ def _where_the_formula_has_it(worst: Worst, form: Form, name: str, given: Tensor
     for value, part in product(_all_nan(given.dtype), (slice(1, 2), slice(None))):
         x = given.clone()
         x.view(-1)[part] = value
-        dirty = replace(form, given=form.given | {name: x})
+        dirty = form.with_given({name: x})
         found, expected = evaluate(dirty.ours, dirty.args, grads).on_cpu(), dirty.truth(grads)
         where = f"{form.text}, {value} in {name}"
         for a, b in zip(found.outputs, expected.outputs, strict=True):

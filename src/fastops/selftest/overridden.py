@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -51,13 +50,12 @@ def overridden(t: Target) -> Iterator[Outcome]:
         with _Seen(t.case.function) as seen:
             form.ours(*form.args)
         given = form.given | dict(zip(form.names, form.args, strict=True))
-        told = {name: value for name, value in given.items() if value is not None}
-        lost = [name for name, value in told.items() if seen.arguments.get(name) is not value]
+        lost = [name for name, x in given.items() if x is not None and seen.arguments.get(name) is not x]
         worst.expect(not lost, "another argument", f"{', '.join(lost)} of {form.text} under a mode")
     for form in chain(of_calls(t), of_samples(t, t.case.small_samples)):
         sequences = {name: list(value) for name, value in form.given.items() if isinstance(value, tuple)}
         if sequences:
-            found = evaluate(replace(form, given=form.given | sequences).ours, form.args)
+            found = evaluate(form.with_given(sequences).ours, form.args)
             same = same_results(found, evaluate(form.ours, form.args))
             worst.expect(same, "other bits", f"{form.text}, {', '.join(sequences)} a list")
     yield worst.outcome()

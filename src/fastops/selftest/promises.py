@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, product
 
@@ -102,7 +101,7 @@ def autocast(t: Target) -> Iterator[Outcome]:
             worst.expect(found.outputs[0].dtype == dtype, f"result must be {dtype}", where)
             if "dtype" in parameters_of(t.case):
                 for wanted in (low, torch.float64):
-                    asked = replace(form, given=form.given | {"dtype": wanted})
+                    asked = form.with_given({"dtype": wanted})
                     with torch.autocast(device, low):
                         found = evaluate(asked.ours, form.args)
                     dtype = found.outputs[0].dtype
@@ -164,7 +163,7 @@ def _with_fixed_cast(worst: Worst, form: Form, device: str) -> None:
     """What does not learn may have autocast's dtype, whatever the others have."""
     fixed = {name: x for name in form.case.fixed if isinstance(x := form.given.get(name), Tensor)}
     for low in LOW if fixed else ():
-        cast = replace(form, given=form.given | {name: x.to(low) for name, x in fixed.items()})
+        cast = form.with_given({name: x.to(low) for name, x in fixed.items()})
         with torch.autocast(device, low):
             found = evaluate(cast.ours, cast.args)
         if form.case.autocast[0] == "low":

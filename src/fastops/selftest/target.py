@@ -71,8 +71,8 @@ class Target:
 
     def bound(self, dtype: torch.dtype | None = None) -> Bound:
         """The case's, of this dtype or the target's. The digits of torch's own sums and functions are the machine's."""
-        found = self.case.bounds[dtype or self.dtype]
-        torchs = self.path.kind == "reference" and (dtype or self.dtype) not in HALVES
+        dtype = dtype or self.dtype
+        found, torchs = self.case.bounds[dtype], self.path.kind == "reference" and dtype not in HALVES
         return replace(found, forward=1.5 * found.forward, gradient=1.5 * found.gradient) if torchs else found
 
     def make(self, seed: int = 0) -> Make:

@@ -19,7 +19,7 @@ from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable, wi
 from .checks import MAIN_DTYPES, NOT_CHECKED, Outcome
 from .forms import Form, Worst, few, results_of, various
 from .refusals import error_of
-from .target import Target, parameters_of
+from .target import Target
 
 BATCH = 3
 HALF, OTHER = (torch.float16, torch.bfloat16), (torch.float32, torch.float64)
@@ -66,29 +66,23 @@ def vmap(t: Target) -> Iterator[Outcome]:
 
 def _of_fixed(worst: Worst, form: Form, name: str) -> None:
     """Of a batch of what does not learn."""
-
-    def given(x: Tensor) -> Form:
-        return replace(form, given=form.given | {name: x})
-
     own = form.given[name]
     batch = torch.stack([own * (1 + k / 4) for k in range(BATCH)])
-    truth = _stacked(given(x).plain(*wide_copies(form.args)) for x in batch)
+    truth = _stacked(form.with_given({name: x}).plain(*wide_copies(form.args)) for x in batch)
     for d in range(own.dim() + 1):
-        found = func.vmap(lambda x: given(x).ours(*form.args), d)(batch.movedim(0, d))
+        found = func.vmap(lambda x: form.with_given({name: x}).ours(*form.args), d)(batch.movedim(0, d))
         worst.outputs(form, found, truth, f"{form.text}, {name} along {d}")
     _of_two_batches(worst, form, {name: batch})
 
 
 def _of_two_batches(worst: Worst, form: Form, outer: dict[str, Tensor]) -> None:
     """Of these tensors, and of a form of the others: of each element of the ones all of these."""
-
-    def given(element: dict[str, Tensor]) -> Form:
-        return replace(form, given=form.given | element)
-
     inner = tuple(map(_batch, form.args))
     elements = (dict(zip(outer, element, strict=True)) for element in zip(*outer.values(), strict=True))
-    truth = (_stacked(given(x).plain(*wide_copies(each)) for each in zip(*inner, strict=True)) for x in elements)
-    found = func.vmap(lambda x: func.vmap(given(x).ours)(*inner))(outer)
+    truth = (
+        _stacked(form.with_given(x).plain(*wide_copies(each)) for each in zip(*inner, strict=True)) for x in elements
+    )
+    found = func.vmap(lambda x: func.vmap(form.with_given(x).ours)(*inner))(outer)
     worst.outputs(form, found, _stacked(truth), f"{form.text}, {', '.join(outer)} of a batch, the others of another")
 
 
@@ -191,9 +185,10 @@ def second_derivatives(t: Target) -> Iterator[Outcome]:
             truth = double_backward(form.plain, wide_copies(form.args), wide_copies(grads), wide_copies(outer), learn)
             worst.small(SECOND, found, truth, form.text)
         if k == 0 and t.dtype == torch.float64:
-            found, truth = (_third(*way, form.learnable) for way in ((form.ours, form.args), (form.plain, form.args)))
+            found = _third(form.ours, form.args, form.learnable)
+            truth = _third(form.plain, wide_copies(form.args), form.learnable)
             for a, b in zip(found, truth, strict=True):
-                near = torch.allclose(a.cpu(), b.cpu(), rtol=1e-7, atol=1e-7 * float(b.abs().max()))
+                near = torch.allclose(a.cpu(), b, rtol=1e-7, atol=1e-7 * float(b.abs().max()))
                 worst.expect(near, "another third derivative", form.text)
     yield worst.outcome()
 
@@ -246,7 +241,11 @@ def _gradient_of(function: Function, form: Form, grads: tuple[Any, ...]) -> Func
 
 def traced(t: Target) -> Iterator[Outcome]:
     """What torch.jit.trace has recorded, by torch's own ops, of other numbers; of half types the dtype of results."""
-    if t.quick or (t.dtype in HALF and "dtype" not in parameters_of(t.case)):
+    if t.quick:
+        return
+    asked = (form for form in various(t) if not form.unlike_torch)
+    forms = [form for form in asked if t.dtype in OTHER or "dtype" in form.given]
+    if not forms:
         return
     try:
         torch.jit.trace(lambda x: 2 * x, torch.ones(1))
@@ -254,9 +253,7 @@ def traced(t: Target) -> Iterator[Outcome]:
         yield Outcome("torch.jit.trace", True, detail=f"{NOT_CHECKED} {error}")
         return
     worst = Worst(t, "torch.jit.trace", room=_OF_TORCHS_OPS)
-    for form in (form for form in various(t) if not form.unlike_torch):
-        if t.dtype in HALF and "dtype" not in form.given:
-            continue
+    for form in forms:
         graph = torch.jit.trace(lambda *args: form.ours(*args), form.args, check_trace=False)  # noqa: B023
         if t.dtype in HALF:  # of which these round in between
             dtypes = [[x.dtype for x in results_of(function(*form.args))] for function in (graph, form.ours)]

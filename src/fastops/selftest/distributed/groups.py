@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor, distributed
@@ -61,7 +60,7 @@ class OfAGroup:
         """Errors of the results and of this process's gradients, in ulps, and what is wrong otherwise."""
         form, group = self.form, self.mesh.get_group()
         given = [self.mine(k, x).detach().requires_grad_(k in form.learnable) for k, x in enumerate(form.args)]
-        shared = replace(form, given=form.given | {"group": group, "classes": self.classes})
+        shared = form.with_given({"group": group, "classes": self.classes})
         with Calls() as forward:
             outputs = shared.ours(*given)
         grads = incoming_gradients(outputs)
