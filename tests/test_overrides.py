@@ -15,7 +15,8 @@ import fastops
 from fastops import _C
 from fastops.cases import by_name
 from fastops.selftest import checks
-from fastops.selftest.aten_checks import ATEN_CHECKS, aten_case
+from fastops.selftest.aten_case import aten_case
+from fastops.selftest.aten_checks import ATEN_CHECKS
 from fastops.selftest.bits import same_bits
 from fastops.selftest.target import Path, Target
 

@@ -55,10 +55,11 @@ def enable(*functions: str) -> Enabled:
         RuntimeError: a function that this PyTorch has with another signature.
 
     Calls count: as often as a function was enabled it must be disabled. A forward that ran while a function was enabled
-    may have its backward after it was disabled, and the reverse. It is the process that is switched and not the thread.
-    PyTorch's dispatcher does not protect a kernel that is replaced from the threads that are calling it: let none run
-    these functions while the first :func:`enable`, or the last :func:`disable`, of one is going on. Between these,
-    threads may call both at any time.
+    may have its backward after it was disabled, and the reverse, if aten takes the arguments too: its layer_norm
+    refuses rows of a half type with float32 parameters on a GPU, and ours takes them. It is the process that is
+    switched and not the thread. PyTorch's dispatcher does not protect a kernel that is replaced from the threads that
+    are calling it: let none run these functions while the first :func:`enable`, or the last :func:`disable`, of one is
+    going on. Between these, threads may call both at any time.
 
     Example::
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import faults_aten
 import faults_cpu
 import faults_cuda
 import faults_host
@@ -17,6 +18,7 @@ FAULTS = (
     *faults_host.FAULTS,
     *faults_python.FAULTS,
     *faults_modules.FAULTS,
+    *faults_aten.FAULTS,
     *faults_cuda.FAULTS,
 )
 

@@ -22,6 +22,14 @@ def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None, scale
     return z - torch.log(torch.exp(z).sum(dim, keepdim=True))
 
 
+def torch_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.softmax(input, dim, dtype)
+
+
+def torch_log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.log_softmax(input, dim, dtype)
+
+
 def _below_largest(input: Tensor, dim: int, dtype: torch.dtype | None, scale: float) -> Tensor:
     z = (input if dtype is None else input.to(dtype)) * scale
     # What is taken out has no derivative: autograd would send the largest the rounding of all others'.

@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"processes that share the work; default one a core, at most {MOST}, and 1 for few ops",
     )
-    p.add_argument("--aten", action="store_true", help="torch's own functions that fastops.enable() overrides instead")
+    p.add_argument("--aten", action="store_true", help="torch's own functions that fastops.enable() overrides alone")
     p.add_argument(
         "--distributed",
         nargs="?",

@@ -1,43 +1,47 @@
-"""``--aten``: torch's own functions while :func:`fastops.enable` has our kernels behind them."""
+"""torch's own functions while :func:`fastops.enable` has our kernels behind them; ``--aten`` has them alone."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from .. import _C
-from ..cases import Case, Sample, by_name
+from ..cases import by_name
+from ..cases.inputs import DTYPES
 from ..overrides import enabled
-from .accuracy import evaluate
+from . import gradients, promises, transforms
+from .accuracy import Evaluation, evaluate, incoming_gradients
+from .aten_case import aten_case, function_of
+from .aten_operators import as_atens, near, of_two_dtypes
 from .bits import all_same
-from .checks import Check, Outcome, finite_differences, samples_of, values
+from .checks import MAIN_DTYPES, Check, Outcome, finite_differences, samples_of, values
+from .forms import Form, Worst, of_calls, table
+from .refusals import error_of
 from .target import Target
 
-PREFIX = "aten "
 
-
-def aten_case(case: Case, device: torch.device) -> Case | None:
-    """The row of torch's own function on a device; None where nothing of it is overridden."""
-    if case.name not in _C.overridden() or case.torch_op is None:
-        return None
-
-    def alike(sample: Sample) -> bool:
-        on_cuda = device.type == "cuda" and sample.unlike_torch_on_cuda
-        return not (sample.unlike_torch or sample.composed_by_torch or on_cuda)
-
-    samples = tuple(filter(alike, case.samples))
-    return replace(case, name=PREFIX + case.name, function=case.torch_op, samples=samples)
-
-
-def _name(t: Target) -> str:
-    return t.case.name.removeprefix(PREFIX)
+def torchs_functions(t: Target) -> Iterator[Outcome]:
+    """All that ``--aten`` asks, of the function that is ours by ``fastops.enable``."""
+    case = aten_case(t.case, t.path.device)
+    if case is None:
+        return
+    quick = t.quick or t.dtype not in MAIN_DTYPES
+    target = Target(case, t.dtype, t.path, quick, True, t.main, t.first)
+    for check in ATEN_CHECKS:
+        for outcome in check(target):
+            yield replace(outcome, check=f"enabled: {outcome.check}")
 
 
 def _within(check: Check) -> Check:
     def run(t: Target) -> Iterator[Outcome]:
-        with enabled(_name(t)):
+        with enabled(function_of(t)):
             yield from list(check(t))
 
     run.__name__ = check.__name__
@@ -49,13 +53,13 @@ def runs_our_kernels(t: Target) -> Iterator[Outcome]:
 
     What is enabled twice is enabled until it is disabled twice, and both times says the same of what ran before.
     """
-    ours = by_name()[_name(t)].function
+    ours = by_name()[function_of(t)].function
     different, changed, was = [], [], set[str]()
     for sample in samples_of(t):
         args = sample.args(t.path.device, t.dtype)
         before = evaluate(t.function, args).outputs
-        with enabled(_name(t)) as once:
-            with enabled(_name(t)) as twice:
+        with enabled(function_of(t)) as once:
+            with enabled(function_of(t)) as twice:
                 was |= {*once.functions.values(), *twice.functions.values()}
             during = evaluate(t.function, args).outputs
         after = evaluate(t.function, args).outputs
@@ -67,6 +71,87 @@ def runs_our_kernels(t: Target) -> Iterator[Outcome]:
     yield Outcome("our kernels while enabled", not different, detail=", ".join(different))
     yield Outcome("torch's afterwards", not changed, detail=", ".join(changed))
     yield Outcome("what was there before", len(was) < 2, detail=", ".join(sorted(was)))
+    with enabled():
+        missing = {*_C.overridden()} - {*_in_force()}
+    yield Outcome("all of them where none is named", not missing, detail=", ".join(sorted(missing)))
+    yield Outcome("none afterwards", not _in_force(), detail=", ".join(_in_force()))
 
 
-ATEN_CHECKS: tuple[Check, ...] = (_within(values), _within(finite_differences), runs_our_kernels)
+def _in_force() -> list[str]:
+    return [name for name in _C.overridden() if _C.is_enabled(name)]
+
+
+def across(t: Target) -> Iterator[Outcome]:
+    """The gradients of a graph that was made while torch's function was ours and is run when it no longer is, and the
+    reverse.
+    """
+    worst = Worst(t, "enabled between forward and backward")
+    for form in of_calls(t):
+        if error_of(partial(evaluate, form.ours, form.args)):  # aten's does not take them
+            continue
+        for forward in (True, False):
+            found = _evaluated(form, function_of(t), forward)
+            truth = form.truth(incoming_gradients(found.outputs))
+            where = f"{form.text}, {'forward' if forward else 'backward'} enabled"
+            worst.expect(near(t, found.gradients, truth.gradients), "other gradients", where)
+    yield worst.outcome()
+
+
+def _evaluated(form: Form, name: str, forward: bool) -> Evaluation:
+    """With torch's function ours in the forward alone, or in the backward alone."""
+    args = [x.detach().requires_grad_() for x in form.args]
+    with enabled(name) if forward else contextlib.nullcontext():
+        outputs = form.ours(*args)
+    grads = incoming_gradients(outputs)
+    with contextlib.nullcontext() if forward else enabled(name):
+        return Evaluation(tuple(y.detach() for y in outputs), torch.autograd.grad(outputs, args, grads))
+
+
+def other_calls(t: Target) -> Iterator[Outcome]:
+    """Arguments that our kernels do not take, and torch's do, have torch's results."""
+    worst = Worst(t, "calls that are not ours")
+    for other, dtype, where in _of_other_dtypes(t):
+        call = partial(evaluate if dtype.is_floating_point else _without_gradients, other.ours, other.args)
+        if error_of(call):
+            continue
+        expected = call()
+        with enabled(function_of(t)):
+            found = call()
+        results, others = found.outputs + found.gradients, expected.outputs + expected.gradients
+        worst.expect([x.dtype for x in results] == [x.dtype for x in others], "another dtype", where)
+        worst.expect(near(t, results, others), "other numbers", where)
+    yield worst.outcome()
+
+
+def _of_other_dtypes(t: Target) -> Iterator[tuple[Form, torch.dtype, str]]:
+    """The table's calls with one tensor of another dtype."""
+    for form in table(t):
+        for k, dtype in product(range(len(form.args)), (*DTYPES, torch.int32, torch.complex64)):
+            args = (*form.args[:k], form.args[k].to(dtype), *form.args[k + 1 :])
+            yield form.with_args(args), dtype, f"{form.names[k]} of {dtype}, {form.text}"
+
+
+def _without_gradients(function: Any, args: tuple[Tensor, ...]) -> Evaluation:
+    return Evaluation(function(*args), ())
+
+
+def derivatives(t: Target) -> Iterator[Outcome]:
+    """Forward mode, by torch's own formula above our kernels."""
+    if t.dtype == torch.float32:
+        yield from transforms.forward_mode(t)
+
+
+ATEN_CHECKS: tuple[Check, ...] = (
+    _within(values),
+    _within(finite_differences),
+    _within(promises.arguments),
+    _within(gradients.gradients_asked_for),
+    _within(gradients.incoming),
+    _within(gradients.sliced),
+    _within(derivatives),
+    runs_our_kernels,
+    across,
+    as_atens,
+    of_two_dtypes,
+    other_calls,
+)

@@ -16,7 +16,8 @@ import torch
 
 from .. import _C
 from ..cases import Case
-from .aten_checks import ATEN_CHECKS, aten_case
+from .aten_case import aten_case
+from .aten_checks import ATEN_CHECKS, torchs_functions
 from .checks import (
     KERNEL_CHECKS,
     MAIN_DTYPES,
@@ -72,7 +73,8 @@ def checks_for(target: Target) -> tuple[Check, ...]:
         return ATEN_CHECKS
     if path.kind == "reference":
         return REFERENCE_CHECKS if target.first or not target.quick else (values,)
-    checks = (*KERNEL_CHECKS, *NUMBERS, *REACH, *ROWS, *(PROMISE_CHECKS if path.best else ()))
+    promises = (*PROMISE_CHECKS, torchs_functions) if path.best else ()
+    checks = (*KERNEL_CHECKS, *NUMBERS, *REACH, *ROWS, *promises)
     first, last = (FIRST, CUDA_CHECKS) if path.kind == "cuda" else ((), ())
     checks = (*first, begun, *checks, *last, guarded)
     return checks if target.main else tuple(check for check in checks if check in IN_EVERY_DTYPE)

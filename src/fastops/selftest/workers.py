@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from ..cases import by_name
-from .aten_checks import PREFIX, aten_case
+from .aten_case import PREFIX, aten_case
 from .runner import Group, Result, Step, failure_of, run, steps
 from .target import Path, Target, on_path
 
