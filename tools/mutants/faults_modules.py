@@ -1,4 +1,4 @@
-"""Faults in the modules of fastops.nn."""
+"""Faults in the modules of fastops.nn, and in what fastops.patch makes of others."""
 
 from __future__ import annotations
 
@@ -256,5 +256,32 @@ FAULTS = (
         "Positions are rounded to float32: from 2^24 on neighbours have one row.",
         "positions.unsqueeze(-1).double()",
         "positions.unsqueeze(-1).float()",
+    ),
+    Fault(
+        "py-patch-undo-leaves-the-class",
+        2,
+        ("layer_norm", "swiglu"),
+        "src/fastops/patching/swap.py",
+        "undo() leaves modules of the class that patch gave them.",
+        "        self.module.__class__ = self.before",
+        "        self.module.__class__ = self.now",
+    ),
+    Fault(
+        "py-patch-rope-never-ours",
+        2,
+        ("rope",),
+        "src/fastops/patching/rope.py",
+        "The swapped forward calls the function itself, and never ours.",
+        "        if plain:\n            found = _ours(",
+        "        if not plain:\n            found = _ours(",
+    ),
+    Fault(
+        "py-patch-names-as-they-are-spelt",
+        2,
+        ("layer_norm", "rms_norm"),
+        "src/fastops/patching/norms.py",
+        "Of torch's own norms, whose names are spelt otherwise, none is swapped.",
+        'if "norm" not in type(module).__name__.lower() or is_ours(module):',
+        'if "norm" not in type(module).__name__ or is_ours(module):',
     ),
 )

@@ -108,8 +108,11 @@ def one_argument(cls: type) -> str | None:
 
 
 def is_ours(module: Module) -> bool:
-    """One of fastops.nn."""
-    return type(module).__module__.startswith("fastops.")
+    """One of fastops.nn or of fastops.integrations."""
+    return type(module).__module__.startswith(_OURS)
+
+
+_OURS = ("fastops.nn.", "fastops.integrations.")
 
 
 def unlike_its_class(module: Module) -> str | None:

@@ -17,9 +17,9 @@ from ..cases import by_name
 from ..cases.inputs import DTYPES
 from ..overrides import enabled
 from . import gradients, promises, transforms
-from .accuracy import Evaluation, evaluate, incoming_gradients
+from .accuracy import Evaluation, evaluate, incoming_gradients, near
 from .aten_case import aten_case, function_of
-from .aten_operators import as_atens, near, of_two_dtypes
+from .aten_operators import as_atens, of_two_dtypes
 from .bits import all_same
 from .checks import MAIN_DTYPES, Check, Outcome, finite_differences, samples_of, values
 from .forms import Form, Worst, of_calls, table
@@ -93,7 +93,7 @@ def across(t: Target) -> Iterator[Outcome]:
             found = _evaluated(form, function_of(t), forward)
             truth = form.truth(incoming_gradients(found.outputs))
             where = f"{form.text}, {'forward' if forward else 'backward'} enabled"
-            worst.expect(near(t, found.gradients, truth.gradients), "other gradients", where)
+            worst.expect(near(found.gradients, truth.gradients, t.dtype), "other gradients", where)
     yield worst.outcome()
 
 
@@ -119,7 +119,7 @@ def other_calls(t: Target) -> Iterator[Outcome]:
             found = call()
         results, others = found.outputs + found.gradients, expected.outputs + expected.gradients
         worst.expect([x.dtype for x in results] == [x.dtype for x in others], "another dtype", where)
-        worst.expect(near(t, results, others), "other numbers", where)
+        worst.expect(near(results, others, t.dtype), "other numbers", where)
     yield worst.outcome()
 
 

@@ -4,44 +4,23 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..cases import row_slice
 from ..families import slices
 from .accuracy import incoming_gradients, is_learnable, learnable, tensors_of
 from .checks import Outcome
+from .dispatched import Calls
 from .forms import Form, few
 from .slicing import in_slices, narrow_slices
 from .target import CHOSEN, Target, levels_here
 
 _ROWS, _COLUMNS, _CLASSES = 16, 96, 640
 _OF_A_ROW = 80  # bytes: in float64 what layer_norm keeps of a row's statistics, and a bias that is not read
-
-
-class _Calls(TorchDispatchMode):
-    """How often each op is called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[function.name().partition(".")[0]] += 1
-        return function(*args, **(kwargs or {}))
-
-    @property
-    def ours(self) -> bool:
-        return any(name.startswith("fastops::") for name in self.counts)
-
-    @property
-    def products(self) -> int:
-        return self.counts["aten::mm"] + self.counts["aten::addmm"]
 
 
 class Kept(torch.autograd.graph.saved_tensors_hooks):
@@ -151,10 +130,10 @@ def products(t: Target) -> Iterator[Outcome]:
 
 def _products(form: Form, learn: list[int]) -> int:
     args = [x.detach().requires_grad_(k in learn) for k, x in enumerate(form.args)]
-    with _Calls() as calls:
+    with Calls() as calls:
         outputs = [y for y in form.ours(*args) if y.requires_grad]
         torch.autograd.grad([y.sum() for y in outputs], [args[k] for k in learn])
-    return calls.products
+    return len(calls.of("aten::mm", "aten::addmm"))
 
 
 def _both_ways(t: Target, **options: Any) -> Any:
@@ -162,13 +141,13 @@ def _both_ways(t: Target, **options: Any) -> Any:
     sizes = (_ROWS, _COLUMNS, _CLASSES) if in_slices(t.case) else (_ROWS, _COLUMNS)
     given = t.case.problem(t.make(), *sizes)
     args = tuple(x.requires_grad_(k not in t.case.constants) if is_learnable(x) else x for k, x in enumerate(given))
-    with _Calls() as forward:
+    with Calls() as forward:
         found = t.function(*args, **options)
     outputs = found if isinstance(found, tuple) else (found,)
     grads = incoming_gradients(outputs)
-    with _Calls() as backward:
+    with Calls() as backward:
         torch.autograd.grad(outputs, [x for x in learnable(args) if x.requires_grad], grads)
-    return (args, outputs), (forward.ours, backward.ours)
+    return (args, outputs), (bool(forward.ours), bool(backward.ours))
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

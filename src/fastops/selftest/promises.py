@@ -12,7 +12,19 @@ from torch import Tensor
 
 from ..cases import by_name
 from ..cases.inputs import DTYPES
-from . import compiled, gradients, kept, modules, not_numbers, overridden, recomputed, refusals, rotary, transforms
+from . import (
+    compiled,
+    gradients,
+    kept,
+    modules,
+    not_numbers,
+    overridden,
+    patched,
+    recomputed,
+    refusals,
+    rotary,
+    transforms,
+)
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable
 from .bits import all_same, same_bits
 from .checks import Check, Outcome, is_refusal, same_results
@@ -318,6 +330,7 @@ PROMISE_CHECKS: tuple[Check, ...] = (
     as_alone,
     overridden.overridden,
     modules.modules,
+    patched.patched,
     rotary.rotary_tables,
     threads,
 )

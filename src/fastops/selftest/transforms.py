@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, func
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..cases import Layout, row_slice, transposed
 from ..cases.inputs import windows
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable, wide_copies
 from .checks import MAIN_DTYPES, NOT_CHECKED, Outcome
+from .dispatched import Calls
 from .forms import Form, Worst, few, results_of, various
 from .refusals import error_of
 from .target import Target
@@ -281,13 +281,14 @@ def fakes(t: Target) -> Iterator[Outcome]:
             text = ", ".join([form.text, *(layout.__name__ for layout in way)])
             args = _laid_out(form.args, way)
             grads = _laid_out(incoming_gradients(form.ours(*args)), way[::-1])
-            with _RawOps() as ran:
+            with Calls() as ran:
                 real = evaluate(form.ours, args, grads)
-            with FakeTensorMode(allow_non_fake_inputs=True) as mode, _RawOps() as faked:
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode, Calls() as faked:
                 fake = evaluate(form.ours, *(tuple(map(mode.from_tensor, of)) for of in (args, grads)))
             # The losses of a linear layer are put together of other ops where there are no numbers.
-            said = [[op for op in one.said if op[0] in other.names] for one, other in ((ran, faked), (faked, ran))]
-            right = said[0] == said[1] and bool(said[0]) == bool(ran.said)
+            names = {call.name for call in ran.ours} & {call.name for call in faked.ours}
+            said = [[op for op in _said(calls) if op[0] in names] for calls in (ran, faked)]
+            right = said[0] == said[1] and bool(said[0]) == bool(ran.ours)
             worst.expect(right, "fakes of raw ops", f"{text}: {said}")
             for kind, a, b in (("results", real.outputs, fake.outputs), ("gradients", real.gradients, fake.gradients)):
                 said = [list(map(_layout, x)) for x in (a, b)]
@@ -312,22 +313,9 @@ def _of_two_dtypes(t: Target) -> Iterator[Form]:
             yield found
 
 
-class _RawOps(TorchDispatchMode):
+def _said(calls: Calls) -> list[tuple[Any, ...]]:
     """What ops of ours return: autograd rounds a gradient, and so hides of what dtype it came."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: list[tuple[Any, ...]] = []
-
-    @property
-    def names(self) -> set[str]:
-        return {name for name, *_ in self.said}
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
-        if function.namespace == "fastops":
-            self.said.append((function.name(), *map(_layout, results_of(found))))
-        return found
+    return [(call.name, *map(_layout, results_of(call.results))) for call in calls.ours]
 
 
 def _layout(x: Tensor) -> tuple[Any, ...]:

@@ -1,0 +1,129 @@
+"""Modules of torch's that :func:`fastops.patch` makes ours: values, gradients, and what they were afterwards."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..patching import patch
+from .accuracy import Evaluation, incoming_gradients, is_learnable, near, wide_copies
+from .checks import MAIN_DTYPES, Outcome, same_results
+from .dispatched import Calls
+from .forms import Worst
+from .target import Target
+
+_N, _CLASSES = 16, 40
+
+
+class _MLP(nn.Module):
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(_N, 24), nn.Linear(_N, 24), nn.Linear(24, _N)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.down(self.activation(self.gate(x)) * self.up(x))
+        return found
+
+
+def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def half(x: Tensor) -> Tensor:
+        first, second = x.chunk(2, -1)
+        return torch.cat((-second, first), -1)
+
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return q * cos + half(q) * sin, k * cos + half(k) * sin
+
+
+class _Turned(nn.Module):
+    """Queries and keys of two heads, by tables of one batch for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        angles = torch.linspace(0, 3, 5)[None, :, None] * torch.linspace(1, 0.1, _N // 2).repeat(2)
+        self.cos, self.sin = nn.Buffer(angles.cos()), nn.Buffer(angles.sin())
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = turned(x[:, :2], x[:, 2:], self.cos, self.sin)
+        return torch.cat((q, k), 1)
+
+
+class _LanguageModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(_CLASSES, _N), nn.Linear(_N, _CLASSES)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        return _Output(F.cross_entropy(self.head(self.embedding(input_ids)).flatten(0, 1), labels.flatten()))
+
+
+class _Output:
+    def __init__(self, loss: Tensor) -> None:
+        self.loss = loss
+
+
+PLAIN: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "sigmoid": nn.Sigmoid,
+    "softmax": partial(nn.Softmax, 1),
+    "log_softmax": partial(nn.LogSoftmax, -1),
+    "glu": nn.GLU,
+    "swiglu": partial(_MLP, F.silu),
+    "geglu": partial(_MLP, F.gelu),
+    "reglu": partial(_MLP, F.relu),
+    "rope": _Turned,
+    "layer_norm": partial(nn.LayerNorm, _N),
+    "rms_norm": partial(nn.RMSNorm, _N, eps=1e-2),
+    "linear_cross_entropy": _LanguageModel,
+}
+
+
+def patched(t: Target) -> Iterator[Outcome]:
+    """Each is swapped, alone and by our kernels, is near to float64, and after ``undo`` has the bits it had."""
+    if t.case.name not in PLAIN or t.dtype not in MAIN_DTYPES:
+        return
+    worst = Worst(t, "fastops.patch")
+    module, inputs = _of_random_numbers(t)
+    truth = _step(copy.deepcopy(module).cpu().double(), wide_copies(inputs))
+    before, state, kind = _step(module, inputs), [*module.state_dict()], type(module)
+    report = patch(module, loss=isinstance(module, _LanguageModel))
+    worst.expect(len(report.swapped) == 1, "another number of modules swapped", str(report))
+    _step(module, inputs)  # some proofs wait for the first call
+    with Calls() as calls:
+        found = _step(module, inputs)
+    worst.expect(bool(calls.ours), "no operator of ours ran", str(report))
+    results, expected, own = (x.outputs + x.gradients for x in (found, truth, before))
+    worst.expect(near(results, expected, t.dtype), "other numbers", str(report))
+    worst.expect([x.dtype for x in results] == [x.dtype for x in own], "another dtype", str(report))
+    worst.expect([*module.state_dict()] == state, "another state_dict", str(report))
+    report.undo()
+    worst.expect(type(module) is kind and same_results(_step(module, inputs), before), "not undone", str(report))
+    yield worst.outcome()
+
+
+def _of_random_numbers(t: Target) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    make = t.make()
+    module = PLAIN[t.case.name]().to(t.path.device, t.dtype)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(make(*parameter.shape, scale=0.5))
+    if t.case.name == "linear_cross_entropy":
+        labels = make.integers(2, 5, below=_CLASSES)
+        labels[0, :2] = -100
+        return module, (make.integers(2, 5, below=_CLASSES), labels)
+    return module, (make(2, 4, 5, _N),)
+
+
+def _step(module: nn.Module, inputs: tuple[Tensor, ...]) -> Evaluation:
+    args = [x.detach().requires_grad_() if is_learnable(x) else x for x in inputs]
+    found = module(*args)
+    outputs = (found.loss if isinstance(found, _Output) else found,)
+    learning = [x for x in (*args, *module.parameters()) if x.requires_grad]
+    gradients = torch.autograd.grad(outputs, learning, incoming_gradients(outputs))
+    return Evaluation(tuple(y.detach() for y in outputs), gradients)
