@@ -73,6 +73,12 @@ def jacrev_of_jacfwd(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]
     return func.jacrev(func.jacfwd(scalar_of(f)))(*x)
 
 
+def jacobian_with_a_graph(f: Callable[..., Any], x: list[Tensor], batch: list[Tensor]) -> Any:
+    """By torch.autograd's own vmap, which lacks rules that torch.func's has."""
+    found = torch.autograd.functional.jacobian(scalar_of(f), tuple(x), create_graph=True, vectorize=True)
+    return [g.detach() for g in found]
+
+
 TRANSFORMS = (
     grad,
     jvp,
@@ -89,6 +95,7 @@ TRANSFORMS = (
     jacrev_of_jacrev,
     jacfwd_of_jacfwd,
     jacrev_of_jacfwd,
+    jacobian_with_a_graph,
 )
 
 every_transform = pytest.mark.parametrize("transform", TRANSFORMS, ids=lambda t: t.__name__)

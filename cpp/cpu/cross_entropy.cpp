@@ -235,7 +235,7 @@ struct Backward : Rows<Element, kKind> {
   using U = unit_t<T>;
   // du[j] = p[j]·(of_p + of_log·log p[j]) - of_weight·w[j], less of_target for the target. All are times the slope of u, but for a
   // softcap's 1 - tanh²; what p is multiplied by lowers it again.
-  enum { kLse, kOfP, kOfTarget, kOfLog, kOfWeight, kNumbers };
+  enum { kLse, kOfP, kOfTarget, kBehind, kOfLog, kOfWeight, kNumbers };
   static constexpr int kInputs = 1, kSums = 0, kState = kKind == Kind::general ? kNumbers : kOfLog;
   static constexpr bool kPeak = false, kWrites = true, kHolds = false, kSaves = false;
 
@@ -288,9 +288,11 @@ struct Backward : Rows<Element, kKind> {
     }
     const A scale = static_cast<A>(a.scale);
     state[kLse] = lse;
-    state[kOfP] = of_p * scale * kLower<A>;
+    const A largest = std::max(std::abs(of_p * scale), std::abs(of_log * scale)), before = lower_before(largest);
+    state[kBehind] = lower_behind(largest);
+    state[kOfP] = of_p * scale * before;
     state[kOfTarget] = of_target * scale;
-    state[kOfLog] = of_log * scale * kLower<A>;
+    state[kOfLog] = of_log * scale * before;
     state[kOfWeight] = of_weight * scale;
   }
 
@@ -321,10 +323,10 @@ struct Backward : Rows<Element, kKind> {
       p = of_each([](V v) { return exp_raised<Precision>(v); }, log_p);
     if (this->has_entropy()) {
       const U log = of_each([](V v) { return bounded(v, kLeastPower<A>); }, log_p);
-      return p * (state[kOfP] + state[kOfLog] * log);
+      return p * (state[kOfP] + state[kOfLog] * log) * state[kBehind];
     }
-    if (this->smooths()) return p * state[kOfP] - state[kOfWeight] * this->weights(j);
-    return p * state[kOfP];
+    const U slope = p * state[kOfP] * state[kBehind];
+    return this->smooths() ? slope - state[kOfWeight] * this->weights(j) : slope;
   }
   // v, but for element k that of `other`.
   static FASTOPS_INLINE U replaced(U v, U other, int64_t k) {

@@ -63,7 +63,7 @@ struct Backward {
   using A = accumulate_t<T>;
   using V = vec_t<T>;
   using U = unit_t<T>;
-  static constexpr int kInputs = 2, kSums = 1, kState = 1;
+  static constexpr int kInputs = 2, kSums = 1, kState = Log ? 2 : 1;
   static constexpr bool kPeak = false, kWrites = true, kHolds = false, kSaves = false;
 
   const SoftmaxBackward& a;
@@ -77,11 +77,21 @@ struct Backward {
 
   FASTOPS_INLINE U terms(int64_t, const U* x, U, U* sums) const { return sums[0] = Log ? x[0] : x[0] * x[1]; }
   FASTOPS_INLINE void merge(double* total, const double* segment) const { total[0] += segment[0]; }
-  FASTOPS_INLINE void finish(int64_t, int64_t, const V* found, V* state) const { state[0] = found[0]; }
+  FASTOPS_INLINE void finish(int64_t, int64_t rows, const V* found, V* state) const {
+    state[0] = found[0];
+    if constexpr (Log) {
+      state[1] = V{};
+      for (int64_t r = 0; r < rows; ++r) {
+        const A sum = found[0][r], size = sum < 0 ? -sum : sum;
+        state[0][r] = sum * lower_before(size);
+        state[1][r] = lower_behind(size);
+      }
+    }
+  }
   FASTOPS_INLINE U write(int64_t, int64_t, const U* x, const U* state) const {
     const U by = every<T>(scale);
     if constexpr (Log)
-      return by * (x[0] - of_each([](V v) { return exp_raised<R>(v); }, x[1]) * (state[0] * every<T>(kLower<A>)));
+      return by * (x[0] - of_each([](V v) { return exp_raised<R>(v); }, x[1]) * state[0] * state[1]);
     else
       return by * x[1] * (x[0] - state[0]);
   }

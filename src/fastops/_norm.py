@@ -353,7 +353,8 @@ def norm_operator(
             grads = (grad, grad_sum if need_rows else None) if residual else (grad,)
             found = derivative.call(*grads, *ctx.saved_tensors, need_rows, *need_parameters, *options[1:])
         else:  # the bias alone needs nothing of the forward
-            found = None, None, sum_of_rows(wide(grad), options[0] if options else 1).to(ctx.bias_dtype)
+            computed = wide(grad).to(torch.promote_types(wide(grad).dtype, ctx.bias_dtype))
+            found = None, None, sum_of_rows(computed, options[0] if options else 1).to(ctx.bias_dtype)
         given = (*found[:1] * lead, *found[1:], *(None,) * len(options))  # input and residual have one gradient
         return tuple([g if need else None for g, need in zip(given, needed, strict=True)])
 

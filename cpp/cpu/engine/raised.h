@@ -16,4 +16,15 @@ FASTOPS_INLINE vf64 exp_raised(vf64 x) {
 template <class A>
 constexpr A kLower = sizeof(A) == 4 ? A(kDown) : A(1);
 
+// What is multiplied by a raised power is lowered before, if it is large, so that the product does not overflow, and else
+// behind, so that it keeps its digits.
+template <class A>
+constexpr A lower_before(A largest) {
+  return largest >= 1 ? kLower<A> : A(1);
+}
+template <class A>
+constexpr A lower_behind(A largest) {
+  return largest >= 1 ? A(1) : kLower<A>;
+}
+
 }  // namespace fastops::FASTOPS_ISA

@@ -69,6 +69,9 @@ def norm(layer: bool, residual: bool) -> Calls:
         of_shape = {"normalized_shape": (2, 4), **affine}
         several = rows(1.0)
         wide = {name: x.to(make.parameter_dtype) for name, x in affine.items()}
+        last: Options = {"normalized_shape": (24,), **{name: make(24) for name in affine}}
+        total = make(3, 24)
+        last |= dict(zip(several, halves(total) if residual else (total,), strict=True))
         yield from _each(
             several | of_shape,
             {"weight_offset": 1.0, "eps": 1e-2},
@@ -77,6 +80,8 @@ def norm(layer: bool, residual: bool) -> Calls:
             {"eps": 0},
             wide,
             {name: x[0, 0] for name, x in several.items()} | wide,
+            last,
+            last | {"weight_offset": 1.0},
         )
         if not layer:  # an eps of None beside numbers whose squares are as small
             eps = torch.finfo(torch.float64 if make.dtype == torch.float64 else torch.float32).eps
@@ -103,7 +108,9 @@ def linear(make: Make) -> Iterator[Call]:
         {"bias": wide},
         {"activation": "gelu_tanh", "input": far},
         {"activation": "sigmoid", "bias": wide},
-        {"activation": "silu", "weight": make(4), "bias": None},
+        {"activation": "relu"},
+        *([] if make.dtype in HALVES else [{"activation": "sigmoid", "input": _far(tensors["input"], 100.0)}]),
+        {"activation": "silu", "input": make(2, 1, 4), "weight": make(4), "bias": None},
     )
 
 
@@ -143,13 +150,26 @@ def losses(linear: bool, likelihood: bool) -> Calls:
         of_many["weight"] = None
         tensors["weight"] = make(5).abs().add(0.1)
         wide, widest, narrow = {"dtype": make.parameter_dtype}, {"dtype": torch.float64}, {"dtype": torch.bfloat16}
+        single = {"dtype": torch.float32}
         none_kept = {"target": torch.full_like(target, IGNORED)}
         of_single = {"weight": tensors["weight"].float()}
         smooth = {"label_smoothing": 1, "weight": None}
         if linear:
             several = {"target": target.unflatten(1, (3, 1)), "linear_weight": make(5, 1, 4), "linear_bias": make(5, 1)}
             likely = {"target": make(2, 3, 5).softmax(2), "softcap": 2.0, "scale": 1.5, "label_smoothing": 0.1}
-            rest = ignored, bytes_, of_many, none_kept, smooth, wide, widest, narrow, of_single, {"ignore_index": None}
+            rest = (
+                ignored,
+                bytes_,
+                of_many,
+                none_kept,
+                smooth,
+                wide,
+                widest,
+                narrow,
+                single,
+                of_single,
+                {"ignore_index": None},
+            )
             of_op = _each(tensors, *_OF_LOSS, *_SAVES, *rest)
             of_one = {"input": make(4), "target": make(5).softmax(0)}
             of_each = several | {"ignore_index": 0, "target": ignored["target"].unflatten(1, (3, 1))}
@@ -177,6 +197,7 @@ def losses(linear: bool, likelihood: bool) -> Calls:
             wide,
             widest,
             narrow,
+            single,
             of_single,
         )
         return _each(tensors, _OF_LOSS[0] | {"return_lse": True}, *_OF_LOSS[1:], *options)
@@ -184,7 +205,16 @@ def losses(linear: bool, likelihood: bool) -> Calls:
     return calls
 
 
-_LONG_HEAD = MOST_ROTATED * 3 // 4  # with more numbers that are not rotated than half of the longest has
+# With more numbers that are not rotated than half of the longest has, and more that are than CUDA's kernels take.
+_LONG_HEAD, _LONG_ROTATED = MOST_ROTATED * 3 // 4, 500
+
+
+_OTHER = {
+    torch.float64: torch.float32,
+    torch.float32: torch.bfloat16,
+    torch.bfloat16: torch.float16,
+    torch.float16: torch.bfloat16,
+}
 
 
 def rope(norm: bool) -> Calls:
@@ -193,7 +223,7 @@ def rope(norm: bool) -> Calls:
             return make(2, count, 5, 8)
 
         wide = make.parameter_dtype
-        other = {torch.float64: torch.float32, torch.float32: torch.bfloat16}.get(make.dtype, make.dtype)
+        other = _OTHER[make.dtype]
         full, half = make(2, 5, 8, dtype=wide), make(2, 5, 4, dtype=wide)
         of_both = make(2, 5, 16, dtype=wide)  # of each sequence
         positions = make.integers(2, 5, below=5)
@@ -222,9 +252,12 @@ def rope(norm: bool) -> Calls:
         )
         yield Call(tensors | odd, {"rotary_dim": 6}, {"k_weight": "k"} if norm else {})
         if make.device.type == "cpu" or not norm:  # else it is the composition's, with less exact means
-            long = {name: make(1, 1, 2, _LONG_HEAD) for name in ("q", "k")} | {"positions": None, "rotary_dim": 128}
+            long = {name: make(1, 1, 2, _LONG_HEAD) for name in ("q", "k")} | {
+                "positions": None,
+                "rotary_dim": _LONG_ROTATED,
+            }
             long |= {name: make(_LONG_HEAD, dtype=wide) for name in weights if name != "eps"}
-            long |= {name: make(2, 128, dtype=wide) for name in ("cos", "sin")}
+            long |= {name: make(2, _LONG_ROTATED, dtype=wide) for name in ("cos", "sin")}
             yield Call(tensors | long, needs={"k_weight": "k"} if norm else {})
         if norm:
             eps = torch.finfo(torch.float64 if make.dtype == torch.float64 else torch.float32).eps

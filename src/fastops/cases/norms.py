@@ -174,6 +174,7 @@ class Norm:
         yield sample("no_parameters", (37,), (129,), "none none")
         if self.layer:
             yield sample("weight_only", (37,), (129,), "own none")
+            yield sample("weight_only8192", (3,), (8192,), "own none")
             yield sample("bias_only", (37,), (129,), "none own")
             yield sample("mixed_parameters", (37,), (129,), "f32 own", unlike_torch=True)  # torch's are of one dtype
             yield sample("mixed_parameters2", (37,), (129,), "own f32", unlike_torch=True)

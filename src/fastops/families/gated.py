@@ -91,7 +91,10 @@ def split(x: Tensor, dim: int, interleaved: bool) -> tuple[Tensor, Tensor]:
     """The two parts of a tensor that has both."""
     last = dim
     if interleaved:
-        x, last = x.unflatten(dim, (-1, 2)), dim if dim < 0 else dim + 1
+        # Not by unflatten, nor flatten below, which have no rule in torch.autograd's own vmap.
+        at = dim % x.dim()
+        x = x.unflatten(dim, (-1, 2)) if x.is_nested else x.view(*x.shape[:at], -1, 2, *x.shape[at + 1 :])
+        last = dim if dim < 0 else dim + 1
     if x.is_nested:  # neither whose narrow nor whose select has a gradient
         first, second = x.chunk(2, last)
         return (first.squeeze(last), second.squeeze(last)) if interleaved else (first, second)
@@ -105,7 +108,8 @@ def join(first: Tensor, second: Tensor, dim: int, interleaved: bool) -> Tensor:
     if not interleaved:
         return torch.cat((first, second), dim)
     dim = dim % first.dim()
-    return torch.stack((first, second), dim + 1).flatten(dim, dim + 1)
+    shape = first.shape
+    return torch.stack((first, second), dim + 1).reshape(*shape[:dim], 2 * shape[dim], *shape[dim + 1 :])
 
 
 def _clamped(gate: Tensor, up: Tensor, limit: float | None) -> tuple[Tensor, Tensor]:

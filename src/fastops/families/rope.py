@@ -135,8 +135,9 @@ class Rotation:
     def _turned(self, x: Tensor) -> Tensor:
         """(-x2, x1) of the pairs (x1, x2)."""
         if self.interleaved:
-            a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
-            return torch.stack((-b, a), -1).flatten(-2)
+            # By no flatten, which has no rule in torch.autograd's own vmap.
+            a, b = x.view(*x.shape[:-1], -1, 2).unbind(-1)
+            return torch.stack((-b, a), -1).reshape(x.shape)
         a, b = x.chunk(2, -1)
         return torch.cat((-b, a), -1)
 

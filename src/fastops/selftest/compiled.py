@@ -36,8 +36,18 @@ def compiled(t: Target) -> Iterator[Outcome]:
     with torch.autocast(t.path.device.type, torch.bfloat16):
         dtypes = [[x.dtype for x in function(*low.args)] for function in (low.ours, graph)]
     worst.expect(dtypes[0] == dtypes[1], f"results under autocast must be {dtypes[0]}", f"{low.text}: {dtypes[1]}")
+    _of_the_last_alone(worst, form, graph)
     _of_duplicate_inputs(worst, form)
     yield worst.outcome()
+
+
+def _of_the_last_alone(worst: Worst, form: Form, graph: Callable[..., Any]) -> None:
+    """Where it alone learns, the same results do as without torch.compile."""
+    args = [x.detach().requires_grad_(k == form.learnable[-1]) for k, x in enumerate(form.args)]
+    learns = [[x.requires_grad for x in function(*args)] for function in (form.ours, graph)]
+    worst.expect(
+        learns[0] == learns[1], f"requires_grad must be {learns[0]}", f"{form.names[form.learnable[-1]]} alone"
+    )
 
 
 def _of_duplicate_inputs(worst: Worst, form: Form) -> None:

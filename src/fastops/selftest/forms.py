@@ -30,6 +30,7 @@ class Form:
     given: dict[str, Any]
     of_plain: dict[str, Any]
     unlike_torch: bool = False
+    public: bool = False  # as a call's
 
     def ours(self, *args: Any) -> tuple[Tensor, ...]:
         return results_of(self.case.function(**dict(zip(self.names, args, strict=True)), **self.given))
@@ -100,7 +101,7 @@ def _calls(t: Target) -> list[Call]:
 
 def of_pairs(t: Target) -> Iterator[Form]:
     """The options of each two calls of the table together, where neither has what the other changes."""
-    calls = _calls(t)
+    calls = [call for call in _calls(t) if not call.unlike_torch]
     if not calls:
         return
     first, *others = calls
@@ -164,7 +165,7 @@ def table(t: Target) -> Iterator[Form]:
     """Every call of the table, the first with every optional tensor."""
     for k, call in enumerate(_calls(t)):
         found = form(t.case, f"call {k}" if k else "every tensor", call.arguments, call.plain)
-        yield replace(found, unlike_torch=call.unlike_torch)
+        yield replace(found, unlike_torch=call.unlike_torch, public=call.public)
 
 
 def mixed(t: Target) -> Iterator[Form]:

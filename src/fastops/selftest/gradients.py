@@ -15,7 +15,8 @@ from ..cases.inputs import LONG_SLICES, reversed_memory
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable, tensors_of, wide_copies
 from .bits import all_same
 from .checks import Outcome, same_results, threads
-from .forms import Form, Worst, few, of_samples, subsets
+from .forms import Form, Worst, few, mixed, of_samples, subsets
+from .refusals import error_of
 from .target import Target
 
 LARGEST_SLICED = 5000  # elements
@@ -24,7 +25,7 @@ LARGEST_SLICED = 5000  # elements
 def gradients_asked_for(t: Target) -> Iterator[Outcome]:
     """Of each set of inputs that learn and of outputs that are used, the gradients; nothing else has one."""
     worst = Worst(t, "gradients of any inputs and outputs")
-    for form in itertools.chain(few(t), of_samples(t, _vectors(t))):
+    for form in itertools.chain(few(t), mixed(t), _of_wide_parameters(t), of_samples(t, _vectors(t))):
         whole = [x.requires_grad_() if is_learnable(x) else x for x in wide_copies(form.args)]
         learnable = [whole[k] for k in form.learnable]
         expected = form.plain(*whole)
@@ -58,6 +59,14 @@ def gradients_asked_for(t: Target) -> Iterator[Outcome]:
                     gradient = torch.zeros_like(args[k]) if gradient is None else gradient
                     worst.gradient(form, at, gradient, truth[at], f"{where}, outputs {used}")
     yield worst.outcome()
+
+
+def _of_wide_parameters(t: Target) -> Iterator[Form]:
+    """Of float32 the first call with float64 for all but the first tensor, where these may be that."""
+    form = next(iter(few(t)))
+    args = (form.args[0], *(x.double() if is_learnable(x) else x for x in form.args[1:]))
+    if t.dtype == torch.float32 and len(form.learnable) > 1 and not error_of(lambda: form.ours(*args)):
+        yield form.with_args(args)
 
 
 def _vectors(t: Target) -> Iterator[Any]:
@@ -95,6 +104,25 @@ def incoming(t: Target) -> Iterator[Outcome]:
             kept = tuple(x.contiguous() for x in args), tuple(g.contiguous() for g in grads)
             _as(t, worst, form.with_args(kept[0]), found, evaluate(form.ours, *kept), kept[1], where)
     yield worst.outcome()
+
+
+def of_any_size(t: Target) -> Iterator[Outcome]:
+    """Incoming gradients far from 1, as a loss that is scaled has them: the gradients are as exact."""
+    power = _POWERS.get(t.dtype)
+    if power is None:
+        return
+    worst = Worst(t, "incoming gradients of any size")
+    for form in few(t, quick=3 if t.first else 1):
+        grads = incoming_gradients(form.ours(*form.args))
+        for by in (2.0**power, 2.0**-power):
+            scaled = tuple(g * by for g in grads)
+            found = evaluate(form.ours, form.args, scaled)
+            worst.compare(form, found, form.truth(scaled), f"{form.text}, gradients of {by:.0e}")
+    yield worst.outcome()
+
+
+# float16 has no such numbers.
+_POWERS = {torch.bfloat16: 90, torch.float32: 90, torch.float64: 300}
 
 
 def _incoming_layouts(form: Form) -> tuple[Callable[..., Tensor], ...]:

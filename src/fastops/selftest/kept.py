@@ -72,6 +72,11 @@ def kept(t: Target) -> Iterator[Outcome]:
             _both_ways(t)
             right &= found.bytes <= limit + slices.MOST_KEPT
         detail += f"; {found.bytes} by itself"
+        with torch.no_grad(), Calls() as calls:
+            t.function(*args)
+        most = max(x.numel() for call in calls.all for x in call.results if isinstance(x, Tensor))
+        right &= most < _ROWS * _CLASSES
+        detail += f"; {most} numbers at a time where nothing learns, of {_ROWS * _CLASSES} logits"
     yield Outcome("kept for the backward", right, detail=detail)
 
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 
-from .accuracy import evaluate
+from .accuracy import evaluate, incoming_gradients
 from .checks import Outcome, same_results
 from .forms import Form, Worst, few, of_calls, of_samples
 from .target import Target
@@ -47,6 +48,9 @@ def overridden(t: Target) -> Iterator[Outcome]:
         worst.expect(same_results(found, alone), "other bits", f"{form.text} under a mode")
         found = evaluate(lambda *args: _of_subclass(form, args), form.args)  # noqa: B023
         worst.expect(same_results(found, alone), "other bits", f"{form.text} of a subclass")
+        with torch.device("meta"):
+            found = evaluate(form.ours, form.args, incoming_gradients(alone.outputs))
+        worst.expect(same_results(found, alone), "other bits", f"{form.text} where another device is the default")
         with _Seen(t.case.function) as seen:
             form.ours(*form.args)
         given = form.given | dict(zip(form.names, form.args, strict=True))

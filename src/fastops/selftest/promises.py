@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice, product
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..cases import by_name
-from ..cases.inputs import DTYPES
+from ..cases.inputs import DTYPES, HALVES
 from . import (
     compiled,
     gradients,
@@ -54,7 +55,21 @@ def arguments(t: Target) -> Iterator[Outcome]:
         truth = form.truth(incoming_gradients(runs[0][0].outputs))
         for run in runs:
             _of_arguments(worst, form, truth, *run)
+        _under_no_grad(worst, form, runs[0][1])
     yield worst.outcome()
+
+
+def _under_no_grad(worst: Worst, form: Form, expected: tuple[Tensor, ...]) -> None:
+    """What would learn elsewhere, of whatever kind, is as if nothing did, and nothing is written."""
+    given = {n: x.detach().clone() for n, x in form.given.items() if isinstance(x, Tensor)}
+    learn = form.with_given({n: x.requires_grad_(is_learnable(x)) for n, x in given.items()})
+    args = [x.detach().clone().requires_grad_(is_learnable(x)) for x in form.args]
+    with torch.no_grad():
+        found = learn.ours(*args)
+    if not form.case.torchs_sums:
+        worst.expect(all_same(on_cpu(found), expected), "other bits under torch.no_grad", form.text)
+    own = [x for x in form.given.values() if isinstance(x, Tensor)]
+    worst.expect(all_same([*args, *given.values()], [*form.args, *own]), "written under torch.no_grad", form.text)
 
 
 def _with_and_without_gradients(form: Form) -> tuple[Evaluation, tuple[Tensor, ...]]:
@@ -230,19 +245,30 @@ def _where_float64_is_the_default(worst: Worst) -> None:
 def _of_other_numbers(worst: Worst, also: str = "") -> None:
     """Of integers and complex numbers what torch's own op gives, or an error that names the operator."""
     case, device = worst.t.case, worst.t.path.device
-    for sample, dtype in product(case.small_samples, (torch.int32, torch.uint8, torch.complex64)):
+    for sample, dtype in product(case.small_samples, _OTHERS):
         turned = (1 + 0.5j) if dtype.is_complex else 1
         args = tuple(
             (3 * x).abs().mul(turned).to(dtype) if is_learnable(x) else x for x in sample.args(device, torch.float32)
         )
-        where = f"{sample.name} of {dtype}{also}"
-        torchs, error = case.torch_op, error_of(partial(case.function, *args))
-        if error or torchs is None or error_of(partial(torchs, *args)):
-            worst.expect(not error or is_refusal(error, case.name), str(error), where)
-            continue
-        for a, b in zip(results_of(case.function(*args)), results_of(torchs(*args)), strict=True):
-            near = a.dtype == b.dtype and torch.allclose(_wide(a), _wide(b), rtol=1e-5, atol=1e-6, equal_nan=True)
-            worst.expect(near, "not torch's own", where)
+        wanted: tuple[dict[str, Any], ...] = ({},)
+        if "dtype" in parameters_of(case) and len(args) < 1 + [*parameters_of(case)].index("dtype"):
+            wanted = ({}, {"dtype": torch.float32})
+        for options in wanted:
+            where = f"{sample.name} of {dtype}{also} {options or ''}"
+            torchs, error = case.torch_op, error_of(partial(case.function, *args, **options))
+            if torchs is None or error_of(partial(torchs, *args, **options)):
+                worst.expect(not error or is_refusal(error, case.name), str(error), where)
+                continue
+            if error:
+                worst.expect(not options and is_refusal(error, case.name), str(error), where)
+                continue
+            ours = results_of(case.function(*args, **options))
+            for a, b in zip(ours, results_of(torchs(*args, **options)), strict=True):
+                near = a.dtype == b.dtype and torch.allclose(_wide(a), _wide(b), rtol=1e-5, atol=1e-6, equal_nan=True)
+                worst.expect(near, "not torch's own", where)
+
+
+_OTHERS = (torch.int32, torch.uint8, torch.bool, torch.complex64)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -255,7 +281,10 @@ def _with_numbers(worst: Worst, form: Form) -> None:
         args = (*form.args[:k], form.args[k].mean().to(dtype), *form.args[k + 1 :])
         if not error_of(lambda: form.ours(*args)):  # noqa: B023
             found, expected = form.ours(*args)[0].dtype, torch.result_type(form.args[0], args[k])
-            worst.expect(found == expected, f"result must be {expected}", f"{form.names[k]} a number of {dtype}")
+            where = f"{form.names[k]} a number of {dtype}"
+            worst.expect(found == expected, f"result must be {expected}", where)
+            plain = form.with_args(args).by_reference()[0].dtype
+            worst.expect(plain == expected, f"the composition's result must be {expected}", where)
 
 
 def as_alone(t: Target) -> Iterator[Outcome]:
@@ -269,7 +298,19 @@ def as_alone(t: Target) -> Iterator[Outcome]:
         given = dict(zip(form.names[2:], form.args[2:], strict=True)) | form.given
         worst.expect(same_bits(total, form.args[0] + form.args[1]), "not the sum", form.text)
         worst.expect(same_bits(normalised, alone.function(total, **given)), "other bits", form.text)
+    if ("rms" in alone.name and t.dtype in HALVES) or t.dtype == torch.float32:
+        _eps_of_the_sum(worst, alone.function)
     yield worst.outcome()
+
+
+def _eps_of_the_sum(worst: Worst, alone: Any) -> None:
+    """Of a wide residual it is the sum's dtype whose eps is the default, beside numbers whose squares are as small."""
+    make = worst.t.make()
+    x, residual = make(5, 24, scale=1e-6), make(5, 24, scale=1e-6).double()
+    normalised, total = worst.t.function(x, residual, (24,))
+    expected = alone(total, (24,))
+    near = torch.allclose(normalised.double(), expected.double(), rtol=1e-2, atol=1e-2)
+    worst.expect(near, "another eps", "a residual of float64")
 
 
 def threads(t: Target) -> Iterator[Outcome]:
@@ -312,6 +353,7 @@ OF_DTYPES: tuple[Check, ...] = (
 PROMISE_CHECKS: tuple[Check, ...] = (
     *OF_DTYPES,
     gradients.gradients_asked_for,
+    gradients.of_any_size,
     gradients.sliced,
     refusals.wrong_indices,
     refusals.refused_alike,

@@ -56,11 +56,12 @@ def wrong_indices(t: Target) -> Iterator[Outcome]:
     of_dtypes = [(k, form.args[k].to(dtype)) for k, dtype in product(whole, (torch.int64, torch.int32))]
     accepted = [(k, x) for k, x in of_dtypes if not error_of(lambda: form.ours(*form.args[:k], x, *form.args[k + 1 :]))]  # noqa: B023
     # Of the last one the lower 32 bits are right.
-    for (k, right), index in product(accepted, (-7, -1, *sorted(sizes), 1 << 30, 1 << 32)):
+    indices = (-7, -1, *sorted(sizes), 1 << 30, 1 << 32)
+    for (k, right), (index, at) in product(accepted, (*product(indices, (0.5,)), (1 << 30, 0.0), (1 << 30, 1.0))):
         if index > torch.iinfo(right.dtype).max:
             continue
         x = right.clone()
-        x.view(-1)[x.numel() // 2] = index
+        x.view(-1)[min(int(at * x.numel()), x.numel() - 1)] = index
         other = form.with_args((*form.args[:k], x, *form.args[k + 1 :]))
         if not error_of(lambda: other.plain(*wide_copies(other.args))):  # noqa: B023
             continue
@@ -74,9 +75,22 @@ def wrong_indices(t: Target) -> Iterator[Outcome]:
             error = error_of(lambda: func.vjp(lambda x: other.ours(x, *rest), first))  # noqa: B023
             worst.expect(type(error) is kind, f"expected {kind.__name__} under torch.func", f"{where}: {error!r}")
             worst.expect(error_of(other.by_reference) is not None, "results of the composition", where)
+            _of_a_batch(worst, form, k, torch.stack((right, x)), where)
         else:
             _no_numbers(worst, form, other, where)
     yield worst.outcome()
+
+
+def _of_a_batch(worst: Worst, form: Form, k: int, batch: Tensor, where: str) -> None:
+    """In a batch, where no value can be looked at, an error or NaN, of the element that has it alone."""
+
+    def call(x: Tensor) -> tuple[Tensor, ...]:
+        return form.ours(*form.args[:k], x, *form.args[k + 1 :])
+
+    if not error_of(lambda: func.vmap(call)(batch)):
+        right, wrong = zip(*func.vmap(call)(batch), strict=True)
+        worst.expect(any(bool(x.isnan().any()) for x in wrong), "no NaN under torch.func.vmap", where)
+        worst.expect(not any(bool(x.isnan().any()) for x in right), "NaN in another element of a batch", where)
 
 
 def _no_numbers(worst: Worst, form: Form, other: Form, where: str) -> None:

@@ -39,6 +39,9 @@ def rotary_tables(t: Target) -> Iterator[Outcome]:
         for text, config, layer in _configs(**options):
             by_config = nn.RotaryEmbedding.from_config(config, layer_type=layer, interleaved=interleaved)
             _same_tables(worst, by_config(at), tables, f"{options} of {text}")
+        with torch.device("meta"):
+            elsewhere = module(at)
+        _same_tables(worst, elsewhere, tables, f"{options} where another device is the default")
         batch, *each = (torch.stack((x, x.flip(0))) for x in (at, *tables))
         _same_tables(worst, module(batch), tuple(each), f"{options} of a batch")
     yarn = _LONGER | {"scaling": "yarn"}
@@ -85,6 +88,8 @@ def _configs(**options: Any) -> Iterator[tuple[str, SimpleNamespace, str | None]
     of_heads = {"hidden_size": 6 * config.head_dim, "num_attention_heads": 6, "num_key_value_heads": 2}
     rest = {name: value for name, value in vars(config).items() if name != "head_dim"}
     yield "a config without the heads' width", SimpleNamespace(**rest, **of_heads), None
+    latent = {"qk_rope_head_dim": config.head_dim, "hidden_size": 7 * config.head_dim, "num_attention_heads": 9}
+    yield "a config of latent attention", SimpleNamespace(**rest, **latent), None
 
 
 _POSITIONS = [0, 1, 5], [63, 64, 4095, 100_003], [(1 << 24) + 1]  # which float32 does not hold
