@@ -93,7 +93,7 @@ def split(x: Tensor, dim: int, interleaved: bool) -> tuple[Tensor, Tensor]:
     if interleaved:
         # Not by unflatten, nor flatten below, which have no rule in torch.autograd's own vmap.
         at = dim % x.dim()
-        x = x.unflatten(dim, (-1, 2)) if x.is_nested else x.view(*x.shape[:at], -1, 2, *x.shape[at + 1 :])
+        x = x.unflatten(dim, (-1, 2)) if x.is_nested else x.view(*x.shape[:at], x.shape[at] // 2, 2, *x.shape[at + 1 :])
         last = dim if dim < 0 else dim + 1
     if x.is_nested:  # neither whose narrow nor whose select has a gradient
         first, second = x.chunk(2, last)

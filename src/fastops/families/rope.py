@@ -136,7 +136,7 @@ class Rotation:
         """(-x2, x1) of the pairs (x1, x2)."""
         if self.interleaved:
             # By no flatten, which has no rule in torch.autograd's own vmap.
-            a, b = x.view(*x.shape[:-1], -1, 2).unbind(-1)
+            a, b = x.view(*x.shape[:-1], x.shape[-1] // 2, 2).unbind(-1)
             return torch.stack((-b, a), -1).reshape(x.shape)
         a, b = x.chunk(2, -1)
         return torch.cat((-b, a), -1)
