@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import faults_aten
+import faults_calls
 import faults_cpu
 import faults_cuda
 import faults_host
@@ -19,6 +20,7 @@ FAULTS = (
     *faults_python.FAULTS,
     *faults_modules.FAULTS,
     *faults_aten.FAULTS,
+    *faults_calls.FAULTS,
     *faults_cuda.FAULTS,
 )
 

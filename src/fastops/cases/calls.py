@@ -146,7 +146,11 @@ def losses(linear: bool, likelihood: bool) -> Calls:
         else:
             of_many["input"] = other(2, 160)
         if likelihood:
-            return _each(tensors, *_ENTROPY, ignored, bytes_, of_many, *(_SAVES if linear else ()))
+            masked = tensors["input"].clone()
+            if not linear:  # a class that is not the last row's target
+                masked[1, 2, (int(target[1, 2]) + 1) % 5] = -torch.inf
+            own: tuple[Options, ...] = _SAVES if linear else ({"input": masked, "entropy": True},)
+            return _each(tensors, *_ENTROPY, ignored, bytes_, of_many, *own)
         of_many["weight"] = None
         tensors["weight"] = make(5).abs().add(0.1)
         wide, widest, narrow = {"dtype": make.parameter_dtype}, {"dtype": torch.float64}, {"dtype": torch.bfloat16}
