@@ -530,9 +530,9 @@ FAULTS = (
         "The entropy's gradient is NaN where a logit is -inf.",
         (
             "      const U log = of_each([](V v) { return bounded(v, kLeastPower<A>); }, log_p);\n"
-            "      return p * (state[kOfP] + state[kOfLog] * log);"
+            "      return p * (state[kOfP] + state[kOfLog] * log) * state[kBehind];"
         ),
-        "      return p * (state[kOfP] + state[kOfLog] * log_p);",
+        "      return p * (state[kOfP] + state[kOfLog] * log_p) * state[kBehind];",
     ),
     Fault(
         "cpu-softmax-nan-beside-minus-infinity",

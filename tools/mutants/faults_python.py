@@ -20,8 +20,8 @@ FAULTS = (
         LAYER_NORMS,
         "src/fastops/_norm.py",
         "A bias that learns alone has the gradient of one normalised dimension.",
-        "sum_of_rows(wide(grad), options[0] if options else 1)",
-        "sum_of_rows(wide(grad), 1)",
+        "sum_of_rows(computed, options[0] if options else 1)",
+        "sum_of_rows(computed, 1)",
     ),
     Fault(
         "py-norm-sum-alone",
