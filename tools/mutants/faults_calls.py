@@ -16,15 +16,6 @@ FAULTS = (
         "    return product(like(x, alpha), x) + product(like(y, beta), y);  // fused",
     ),
     Fault(
-        "calls-axpby-broadcast-of-seventeen-dims",
-        3,
-        ("axpby",),
-        "cpp/host/pointwise.cpp",
-        "Where dimensions are more than kernels take, the contiguous copy of an operand is not of the broadcast shape.",
-        'copies.push_back(as_contiguous(call<Tensor>("aten::expand", t, first.sizes(), false)));',
-        "copies.push_back(as_contiguous(t));",
-    ),
-    Fault(
         "calls-swiglu-alpha-beside-row-scale",
         2,
         ("swiglu",),
