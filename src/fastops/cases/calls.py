@@ -209,7 +209,7 @@ def losses(linear: bool, likelihood: bool) -> Calls:
     return calls
 
 
-# With more numbers that are not rotated than half of the longest has, and more that are than CUDA's kernels take.
+# More is not rotated than half of the longest head, and more is than qk_norm_rope's kernels on CUDA take.
 _LONG_HEAD, _LONG_ROTATED = MOST_ROTATED * 3 // 4, 500
 
 

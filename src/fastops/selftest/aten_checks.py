@@ -129,8 +129,7 @@ def _of_other_dtypes(t: Target) -> Iterator[tuple[Form, torch.dtype, str]]:
     """The table's calls with one tensor of another dtype."""
     for form in table(t):
         for k, dtype in product(range(len(form.args)), (*DTYPES, torch.int32, torch.complex64)):
-            args = (*form.args[:k], form.args[k].to(dtype), *form.args[k + 1 :])
-            yield form.with_args(args), dtype, f"{form.names[k]} of {dtype}, {form.text}"
+            yield form.with_arg(k, form.args[k].to(dtype)), dtype, f"{form.names[k]} of {dtype}, {form.text}"
 
 
 def _without_gradients(function: Any, args: tuple[Tensor, ...]) -> Evaluation:

@@ -20,6 +20,7 @@ from .dispatched import Calls, Dispatched
 from .forms import Form, Worst, few, of_calls, subsets, table
 from .refusals import error_of
 from .target import Target
+from .transforms import layout
 
 
 def as_atens(t: Target) -> Iterator[Outcome]:
@@ -49,11 +50,7 @@ def as_atens(t: Target) -> Iterator[Outcome]:
 
 
 def _described(results: tuple[Tensor | None, ...]) -> list[Any]:
-    """Of a dimension of one the stride says nothing."""
-    return [
-        x if x is None else (x.dtype, x.shape, tuple(s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1))
-        for x in results
-    ]
+    return [x if x is None else layout(x) for x in results]
 
 
 def of_two_dtypes(t: Target) -> Iterator[Outcome]:
@@ -61,7 +58,7 @@ def of_two_dtypes(t: Target) -> Iterator[Outcome]:
     worst = Worst(t, "aten's operators of two dtypes")
     for form, call in _forwards(t):
         for k, dtype in product(range(1, len(form.args)), DTYPES):
-            other = form.with_args((*form.args[:k], form.args[k].to(dtype), *form.args[k + 1 :]))
+            other = form.with_arg(k, form.args[k].to(dtype))
             by_itself = partial(evaluate, partial(_by_itself, call), other.args)
             if error_of(by_itself):  # aten's does not take them
                 continue

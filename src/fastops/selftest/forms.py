@@ -49,6 +49,10 @@ class Form:
     def with_args(self, args: Iterable[Tensor]) -> Form:
         return replace(self, args=tuple(args))
 
+    def with_arg(self, k: int, x: Tensor) -> Form:
+        """With this one in place of the k-th."""
+        return self.with_args((*self.args[:k], x, *self.args[k + 1 :]))
+
     def with_given(self, given: dict[str, Any]) -> Form:
         """With these among what is no tensor that may learn."""
         return replace(self, given=self.given | given)

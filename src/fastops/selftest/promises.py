@@ -207,7 +207,7 @@ def other_dtypes(t: Target) -> Iterator[Outcome]:
     for k, dtype in product(form.learnable[1:], DTYPES):
         if dtype == form.args[k].dtype:
             continue
-        other = form.with_args((*form.args[:k], form.args[k].to(dtype), *form.args[k + 1 :]))
+        other = form.with_arg(k, form.args[k].to(dtype))
         where = f"{form.names[k]} of {dtype}"
         if error := error_of(lambda: other.ours(*other.args)):  # noqa: B023
             worst.expect(is_refusal(error, t.case.name), str(error), where)

@@ -62,7 +62,7 @@ def wrong_indices(t: Target) -> Iterator[Outcome]:
             continue
         x = right.clone()
         x.view(-1)[min(int(at * x.numel()), x.numel() - 1)] = index
-        other = form.with_args((*form.args[:k], x, *form.args[k + 1 :]))
+        other = form.with_arg(k, x)
         if not error_of(lambda: other.plain(*wide_copies(other.args))):  # noqa: B023
             continue
         where = f"{index} in {form.names[k]} of {x.dtype}"

@@ -313,10 +313,10 @@ def fakes(t: Target) -> Iterator[Outcome]:
             right = said[0] == said[1] and bool(said[0]) == bool(ran.ours)
             worst.expect(right, "fakes of raw ops", f"{text}: {said}")
             for kind, a, b in (("results", real.outputs, fake.outputs), ("gradients", real.gradients, fake.gradients)):
-                said = [list(map(_layout, x)) for x in (a, b)]
+                said = [list(map(layout, x)) for x in (a, b)]
                 worst.expect(said[0] == said[1], f"fake {kind}", f"{text}: {said}")
             if not form.public:
-                said = [list(map(_layout, x)) for x in (real.outputs, form.with_args(args).by_reference())]
+                said = [list(map(layout, x)) for x in (real.outputs, form.with_args(args).by_reference())]
                 worst.expect(said[0] == said[1], "results unlike the composition's", f"{text}: {said}")
     yield worst.outcome()
 
@@ -338,10 +338,10 @@ def _of_two_dtypes(t: Target) -> Iterator[Form]:
 
 def _said(calls: Calls) -> list[tuple[Any, ...]]:
     """What ops of ours return: autograd rounds a gradient, and so hides of what dtype it came."""
-    return [(call.name, *map(_layout, results_of(call.results))) for call in calls.ours]
+    return [(call.name, *map(layout, results_of(call.results))) for call in calls.ours]
 
 
-def _layout(x: Tensor) -> tuple[Any, ...]:
+def layout(x: Tensor) -> tuple[Any, ...]:
     """Strides along dimensions of one element mean nothing."""
     strides = [s if n > 1 else 0 for n, s in zip(x.shape, x.stride(), strict=True)]
     return tuple(x.shape), x.dtype, x.device.type, strides if x.numel() else []
