@@ -27,18 +27,6 @@ from .refusals import error_of
 from .target import Target
 
 
-def torchs_functions(t: Target) -> Iterator[Outcome]:
-    """All that ``--aten`` asks, of the function that is ours by ``fastops.enable``."""
-    case = aten_case(t.case, t.path.device)
-    if case is None:
-        return
-    quick = t.quick or t.dtype not in MAIN_DTYPES
-    target = Target(case, t.dtype, t.path, quick, True, t.main, t.first)
-    for check in ATEN_CHECKS:
-        for outcome in check(target):
-            yield replace(outcome, check=f"enabled: {outcome.check}")
-
-
 def _within(check: Check) -> Check:
     def run(t: Target) -> Iterator[Outcome]:
         with enabled(function_of(t)):
@@ -156,3 +144,22 @@ ATEN_CHECKS: tuple[Check, ...] = (
     of_two_dtypes,
     other_calls,
 )
+
+
+def _by_enable(check: Check) -> Check:
+    """The check of the function that is ours by ``fastops.enable``, in the run of our own."""
+
+    def run(t: Target) -> Iterator[Outcome]:
+        case = aten_case(t.case, t.path.device)
+        if case is None:
+            return
+        quick = t.quick or t.dtype not in MAIN_DTYPES
+        for outcome in check(Target(case, t.dtype, t.path, quick, True, t.main, t.first)):
+            yield replace(outcome, check=f"enabled: {outcome.check}")
+
+    run.__name__ = f"enabled: {check.__name__}"
+    return run
+
+
+# One check of each, since an exception ends a check.
+TORCHS_FUNCTIONS = tuple(map(_by_enable, ATEN_CHECKS))

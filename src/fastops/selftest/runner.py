@@ -17,7 +17,7 @@ import torch
 from .. import _C
 from ..cases import Case
 from .aten_case import aten_case
-from .aten_checks import ATEN_CHECKS, torchs_functions
+from .aten_checks import ATEN_CHECKS, TORCHS_FUNCTIONS
 from .checks import (
     KERNEL_CHECKS,
     MAIN_DTYPES,
@@ -73,7 +73,7 @@ def checks_for(target: Target) -> tuple[Check, ...]:
         return ATEN_CHECKS
     if path.kind == "reference":
         return REFERENCE_CHECKS if target.first or not target.quick else (values,)
-    promises = (*PROMISE_CHECKS, torchs_functions) if path.best else ()
+    promises = (*PROMISE_CHECKS, *TORCHS_FUNCTIONS) if path.best else ()
     checks = (*KERNEL_CHECKS, *NUMBERS, *REACH, *ROWS, *promises)
     first, last = (FIRST, CUDA_CHECKS) if path.kind == "cuda" else ((), ())
     checks = (*first, begun, *checks, *last, guarded)

@@ -295,12 +295,12 @@ def fakes(t: Target) -> Iterator[Outcome]:
         return
     worst = Worst(t, "fake results")
     layouts: tuple[Layout, ...] = (torch.Tensor.contiguous, row_slice, transposed, windows)
-    ways: list[tuple[Layout, ...]] = [(layout,) for layout in layouts]
+    ways: list[tuple[Layout, ...]] = [(one,) for one in layouts]
     ways += [(transposed, layouts[0]), (layouts[0], transposed)]
     others = ((form, ways[1:3]) for form in (() if t.quick else table(t)))
     for form, each in chain(((form, ways) for form in chain(few(t, quick=2), _of_two_dtypes(t))), others):
         for way in each:
-            text = ", ".join([form.text, *(layout.__name__ for layout in way)])
+            text = ", ".join([form.text, *(one.__name__ for one in way)])
             args = _laid_out(form.args, way)
             grads = _laid_out(incoming_gradients(form.ours(*args)), way[::-1])
             with Calls() as ran:
