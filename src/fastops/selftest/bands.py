@@ -36,6 +36,9 @@ _ENDLESS = 70000  # units of rows that are longer than a rule's last bound
 LARGE = 1 << 27  # bytes of a tensor on a GPU
 _EACH_LENGTH = 8192  # up to which a plan is asked about each
 _FEW_ROWS = 9  # so few that blocks share each; three times FEW
+_MANY_VECTORS = 1 << 16  # threads of a card that has 256 multiprocessors
+# Of walk_columns in cuda/: columns of a tile where one is a thread's, and the most blocks of a multiprocessor.
+_TILE, _BLOCKS = 32, 16
 
 
 def bands_of(op: str, dtype: str, card: Facts | None) -> dict[Band, list[Problem]]:
@@ -49,7 +52,7 @@ def bands_of(op: str, dtype: str, card: Facts | None) -> dict[Band, list[Problem
     if op == "linear":
         return _collect(_linear(dtype, card))
     if op == "lltm":
-        return _collect(_lltm())
+        return _collect(_lltm(card))
     return _collect(_pointwise(op, dtype) if op in ELEMENTWISE else _untold())
 
 
@@ -195,19 +198,27 @@ def _linear(dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
         table = f"linear_{'backward' if backward else 'forward'}"
         for bias in (True,) if backward else (False, True):
             seen = set()
-            for n in (3, 6, 66, 450, 451, 768, 769, 1024, 4096):
-                for rows in _rows(card):
+            for n in (3, 5, 6, 66, 450, 451, 768, 769, 1024, 4096):
+                many = rows_from(_MANY_VECTORS * 16 // _SIZES[dtype] // n)
+                for rows in (*_rows(card), many):
                     rule = _C.plan_epilogue(backward, dtype, rows, n, bias, True, card)
-                    if (rule, n) not in seen:
+                    if rows == many or (rule, n) not in seen:
                         seen.add((rule, n))
                         yield (table, rule, n * _SIZES[dtype] % 16), Problem(backward, None, rows, n)
+    yield from _many_tiles("linear", card)
 
 
-def _lltm() -> Iterator[tuple[Band, Problem]]:
+def _lltm(card: Facts) -> Iterator[tuple[Band, Problem]]:
     # At last a multiple of 8 bytes that is none of 16 in half types, and whole vectors.
     for rows, n in ((3, 33), (15, 61), (39, 67), (39, 108), (39, 264)):
         for backward in (False, True):
             yield ("lltm", _C.plan_lltm(rows, 2 * n, 6 * n * n)), Problem(backward, None, rows, n)
+    yield from _many_tiles("lltm", card)
+
+
+def _many_tiles(op: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
+    """Of a bias gradient so many tiles of columns that there are no blocks left for chunks of rows."""
+    yield (op, "many tiles"), Problem(True, None, rows_from(65), _TILE * _BLOCKS * card[0] + 1)
 
 
 def _pointwise(op: str, dtype: str) -> Iterator[tuple[Band, Problem]]:
