@@ -42,7 +42,7 @@ def enable(*functions: str) -> Enabled:
     ``layer_norm``: :func:`torch.nn.functional.layer_norm`, :class:`torch.nn.LayerNorm`; ``rms_norm``: the same of
     ``rms_norm``; ``softmax``, ``log_softmax``: those of :mod:`torch.nn.functional`, and with the latter
     :func:`torch.nn.functional.cross_entropy`. Forward and backward of float16, bfloat16, float32 and float64 tensors on
-    the CPU and on GPUs; other calls run what ran before.
+    the CPU and on GPUs; other calls run what ran before, whose errors come out as :class:`RuntimeError`.
 
     Args:
         functions: names of these; none for all of them.

@@ -42,3 +42,21 @@ def test_a_bias_alone_has_its_own_digits(device: torch.device) -> None:
     y = fastops.layer_norm(x.to(device), (8,), None, bias)
     (found,) = torch.autograd.grad(y, bias, grad.to(device, y.dtype))
     assert ulps(found, grad.double().sum(0)) < 64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_what_is_masked_has_no_gradient(dtype: torch.dtype, device: torch.device) -> None:
+    """Of any incoming gradient: e^-104 is 0 in float32, and 1e30 times as much is not."""
+    generator = torch.Generator().manual_seed(0)
+    x, target = torch.randn(5, 67, generator=generator).to(device, dtype), torch.arange(5, device=device)
+    x[:, 7::5] = -torch.inf
+    for of in (
+        lambda x: fastops.softmax(x, -1).square().sum(),
+        lambda x: fastops.log_softmax(x, -1)[:, 0].sum(),
+        lambda x: fastops.cross_entropy(x, target),
+        lambda x: fastops.log_prob(x, target)[0].sum(),
+    ):
+        x = x.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(of(x), x, torch.tensor(1e30, dtype=of(x).dtype, device=device))
+        assert not gradient[x == -torch.inf].any()
+        assert gradient.any()

@@ -4,10 +4,12 @@
 
 namespace fastops::FASTOPS_ISA {
 
-// e^x for x <= 0 times 2^64 in f32, a normal number even where e^x is none, for a result that is rounded to R.
+// e^x for x <= 0 times 2^64 in f32, a normal number even where e^x is none, for a result that is rounded to R; 0 where e^x
+// is below half of the smallest number, so that what is masked has no gradient, whatever comes in.
 template <class R>
 FASTOPS_INLINE vf32 exp_raised(vf32 x) {
-  return exp_up<sizeof(R) == 2>(at_least(x, -104.0f));
+  constexpr float kLeast = -104;
+  return select(x < kLeast, vf32{}, exp_up<sizeof(R) == 2>(at_least(x, kLeast)));
 }
 template <class R>
 FASTOPS_INLINE vf64 exp_raised(vf64 x) {

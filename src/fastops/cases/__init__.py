@@ -407,7 +407,7 @@ CASES: tuple[Case, ...] = (
         fixed=("weight",),
         autocast=("low", "single"),
         torchs_sums=True,
-        bounds=bounds(f16=(1, 6, 6), bf16=(1, 6, 6), f32=(2.5, 160, 6, 24), f64=(2.5, 40, 20, 60)),
+        bounds=bounds(f16=(1, 6, 6), bf16=(1, 6, 6), f32=(2.5, 160, 6, 24), f64=(3.5, 40, 20, 60)),
         formula="cross_entropy of x·Wᵀ, a slice of the classes at a time",
         rounded_once=losses.rounded_once,
         gradient="(p - [j = target])·W and its transpose times x, of slices too",

@@ -77,7 +77,8 @@ def norm(layer: bool, residual: bool) -> Calls:
             {"weight_offset": 1.0, "eps": 1e-2},
             {"weight_offset": -0.4},
             {"eps": 0.5},
-            {"eps": 0},
+            rows(1e-3) | {"eps": 0},
+            rows(1e-3) | {"eps": 1e-8},  # less than float16 has a number for
             wide,
             {name: x[0, 0] for name, x in several.items()} | wide,
             last,
@@ -137,7 +138,11 @@ def losses(linear: bool, likelihood: bool) -> Calls:
         if linear:
             tensors |= {"linear_weight": make(5, 4, scale=0.5), "linear_bias": make(5)}
         ignored: Options = {"ignore_index": 0, "target": torch.where(target < 0, 0, target)}
-        bytes_ = {"target": transposed(target.clamp(0).to(torch.uint8))}
+        # 255 is no label, as masks of images have it.
+        bytes_: Options = {
+            "target": transposed(torch.where(target < 0, 255, target).to(torch.uint8)),
+            "ignore_index": 255,
+        }
         # Of many classes one has, as a byte, the bits of what is ignored.
         other = Make(make.device, make.dtype, 1)
         of_many: Options = {"target": torch.tensor([256 + IGNORED, 3], dtype=torch.uint8, device=make.device)}
@@ -198,6 +203,7 @@ def losses(linear: bool, likelihood: bool) -> Calls:
             of_one,
             likely,
             likely | _OF_LOSS[0] | {"return_lse": True},
+            wide | {"target": make(2, 5, 3, dtype=make.parameter_dtype).softmax(1)},
             wide,
             widest,
             narrow,

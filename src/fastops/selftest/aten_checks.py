@@ -15,7 +15,8 @@ from torch import Tensor
 from .. import _C
 from ..cases import by_name
 from ..cases.inputs import DTYPES
-from ..overrides import enabled
+from ..cases.refused import REFUSED
+from ..overrides import disable, enable, enabled
 from . import gradients, promises, transforms
 from .accuracy import Evaluation, evaluate, incoming_gradients, near
 from .aten_case import aten_case, function_of
@@ -23,7 +24,7 @@ from .aten_operators import as_atens, of_two_dtypes
 from .bits import all_same
 from .checks import MAIN_DTYPES, Check, Outcome, finite_differences, samples_of, values
 from .forms import Form, Worst, of_calls, table
-from .refusals import error_of
+from .refusals import error_of, other_shapes
 from .target import Target
 
 
@@ -124,6 +125,43 @@ def _without_gradients(function: Any, args: tuple[Tensor, ...]) -> Evaluation:
     return Evaluation(function(*args), ())
 
 
+def errors(t: Target) -> Iterator[Outcome]:
+    """What torch's function refuses it refuses while it is ours, and nothing else."""
+    worst = Worst(t, "errors")
+    for form in table(t):
+        for other, where in _of_wrong_arguments(form):
+            call = partial(other.ours, *other.args)
+            expected = error_of(call)
+            with enabled(function_of(t)):
+                found = error_of(call)
+            # Behind the stable ABI all errors are RuntimeErrors, and PyTorch 2.10 prints their words to stderr.
+            same = found is None if expected is None else isinstance(found, type(expected) | RuntimeError)
+            worst.expect(same, "another error", f"{where}: {found!r} and {expected!r}")
+    yield worst.outcome()
+
+
+def _of_wrong_arguments(form: Form) -> Iterator[tuple[Form, str]]:
+    for k, name in enumerate(form.names):
+        for x in other_shapes(form.args[k]):
+            yield form.with_arg(k, x), f"{name} of shape {list(x.shape)}, {form.text}"
+    for name in form.given:
+        _, values = REFUSED.get(name, (RuntimeError, ()))
+        for value in values:
+            yield form.with_given({name: value}), f"{name}={value}, {form.text}"
+
+
+def in_force(t: Target) -> Iterator[Outcome]:
+    """An unknown name enables nothing, and who disables what is not enabled does not disable what is afterwards."""
+    name = function_of(t)
+    error = error_of(partial(enable, f"{name}s"))
+    yield Outcome("an unknown name is refused", isinstance(error, ValueError), detail=repr(error))
+    if error is None:
+        disable()
+    disable(name)
+    with enabled(name):
+        yield Outcome("enabled after one disable too many", _in_force() == [name], detail=", ".join(_in_force()))
+
+
 def derivatives(t: Target) -> Iterator[Outcome]:
     """Forward mode, by torch's own formula above our kernels."""
     if t.dtype == torch.float32:
@@ -143,6 +181,8 @@ ATEN_CHECKS: tuple[Check, ...] = (
     as_atens,
     of_two_dtypes,
     other_calls,
+    errors,
+    in_force,
 )
 
 

@@ -250,11 +250,14 @@ def _untold() -> Iterator[tuple[Band, Problem]]:
             yield ("rows", rows, n), Problem(backward, None, rows, n)
 
 
-# The fewest numbers first.
+# The fewest numbers first; rows of more than 64 segments are few.
 _ON_CPU = sorted(
-    itertools.product(
-        (1, 3, 39, 63, 141, 1101, 2103, 4203, 33003),
-        (7, 64, 67, 1024, 2051, 4096, 4099, 8195, 8196, 16400, 33000, 44003),
+    (
+        *((1, 300007), (3, 300007)),
+        *itertools.product(
+            (1, 3, 39, 63, 141, 1101, 2103, 4203, 33003),
+            (7, 64, 67, 1024, 2051, 4096, 4099, 8195, 8196, 16400, 33000, 44003),
+        ),
     ),
     key=math.prod,
 )
@@ -274,6 +277,7 @@ def _on_cpu(dtype: str, longest: int) -> dict[Band, list[Problem]]:
         shared = (
             "cpu",
             found["segments"] > 1,
+            found["segments"] > 64,
             found["shares segments"],
             found["streams"],
             rows >= 4096,

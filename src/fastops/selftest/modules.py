@@ -17,6 +17,7 @@ from .bits import all_same, same_bits
 from .checks import Outcome, same_results
 from .forms import Form, Worst, of_calls, of_samples, results_of
 from .kept import Kept
+from .refusals import error_of
 from .target import Target
 
 Arguments = dict[str, Any]
@@ -219,6 +220,9 @@ def _layers_of_mlp(worst: Worst) -> None:
         keys = sorted(nn.GatedMLP(7, 10, bias=bias).state_dict())
         expected = sorted(key for key in state if bias or not key.endswith("bias"))
         worst.expect(keys == expected, f"the state_dict must have {expected}", f"bias={bias}")
+    for activation in GATES:
+        error = error_of(lambda: nn.GatedMLP(7, 10, activation, alpha=1.7))  # noqa: B023
+        worst.expect(isinstance(error, ValueError) == (activation != "swiglu"), f"alpha of {activation}", repr(error))
 
 
 def _between_layers(t: Target, worst: Worst, form: Form) -> None:

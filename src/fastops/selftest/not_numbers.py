@@ -38,6 +38,9 @@ def no_numbers(t: Target) -> Iterator[Outcome]:
                 where = f"{form.text}, {value} in {'all of ' * (part == whole)}{form.names[k]}"
                 for a, b in zip(found.outputs, expected.outputs, strict=True):
                     worst.expect(torch.equal(_class(a), _class(b)), "not where the formula has them", where)
+                if value == -torch.inf:
+                    lost = _not_zero(found.gradients, expected.gradients, form.learnable.index(k), x)
+                    worst.expect(not lost, "a gradient where it is 0", where)
                 if not t.quick or value == -torch.inf:  # as what is masked is
                     worst.compare(form, _numbers_of(found, expected), _numbers_of(expected, found), where)
                 if t.case.rounds_between:
@@ -156,6 +159,11 @@ def no_number_comes_in(t: Target) -> Iterator[Outcome]:
                     elif "row_scale" not in parameters_of(t.case):  # gated units multiply by what may be 0
                         worst.expect(not _lost(a, b), f"no number of {value}", form.text)
     yield worst.outcome()
+
+
+def _not_zero(found: tuple[Tensor, ...], truth: tuple[Tensor, ...], k: int, x: Tensor) -> bool:
+    """Whether what is masked, as a class is, has a number for a gradient where the truth has 0."""
+    return bool(((truth[k] == 0) & (found[k] != 0) & found[k].isfinite() & (on_cpu((x,))[0] == -torch.inf)).any())
 
 
 def _numbers_of(one: Evaluation, other: Evaluation) -> Evaluation:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -16,6 +18,7 @@ from .accuracy import Evaluation, incoming_gradients, is_learnable, near, wide_c
 from .checks import MAIN_DTYPES, Outcome, same_results
 from .dispatched import Calls
 from .forms import Worst
+from .refusals import error_of
 from .target import Target
 
 _N, _CLASSES = 16, 40
@@ -92,7 +95,9 @@ def patched(t: Target) -> Iterator[Outcome]:
     module, inputs = _of_random_numbers(t)
     truth = _step(copy.deepcopy(module).cpu().double(), wide_copies(inputs))
     before, state, kind = _step(module, inputs), [*module.state_dict()], type(module)
+    random = torch.get_rng_state()
     report = patch(module, loss=isinstance(module, _LanguageModel))
+    worst.expect(torch.equal(torch.get_rng_state(), random), "random numbers are drawn", str(report))
     worst.expect(len(report.swapped) == 1, "another number of modules swapped", str(report))
     _step(module, inputs)  # some proofs wait for the first call
     with Calls() as calls:
@@ -102,9 +107,43 @@ def patched(t: Target) -> Iterator[Outcome]:
     worst.expect(near(results, expected, t.dtype), "other numbers", str(report))
     worst.expect([x.dtype for x in results] == [x.dtype for x in own], "another dtype", str(report))
     worst.expect([*module.state_dict()] == state, "another state_dict", str(report))
+    by_name = _step(module, inputs, inspect.signature(kind.forward))
+    worst.expect(same_results(by_name, found), "other bits by keyword", str(report))
+    again = _step(pickle.loads(pickle.dumps(module)), inputs)
+    worst.expect(near(again.outputs + again.gradients, expected, t.dtype), "other numbers once pickled", str(report))
+    if isinstance(module, _LanguageModel):
+        _logits_by_themselves(worst, module, *inputs)
     report.undo()
     worst.expect(type(module) is kind and same_results(_step(module, inputs), before), "not undone", str(report))
+    if isinstance(module, _MLP):
+        _several(worst, module, inputs)
     yield worst.outcome()
+
+
+def _several(worst: Worst, module: _MLP, inputs: tuple[Tensor, ...]) -> None:
+    """Beside modules of its class that differ in a function, and in a hook that changes what is computed again."""
+    other, hooked = copy.deepcopy(module), copy.deepcopy(module)
+    other.activation = F.sigmoid
+    hooked.down.register_forward_pre_hook(lambda _, args: (args[0].mul_(2),))
+    model = nn.Sequential(module, other, hooked)
+    truth = _step(copy.deepcopy(model).cpu().double(), wide_copies(inputs))
+    report = patch(model)
+    found = _step(model, inputs)
+    results, expected = (x.outputs + x.gradients for x in (found, truth))
+    worst.expect(near(results, expected, worst.t.dtype), "other numbers of several", str(report))
+
+
+def _logits_by_themselves(worst: Worst, model: _LanguageModel, input_ids: Tensor, labels: Tensor) -> None:
+    """Deferred ones keep a gradient that is asked for, and are no others once the weights have changed."""
+    logits = model.head(model.embedding(input_ids))
+    logits.retain_grad()
+    F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+    worst.expect(logits.grad is not None, "no gradient", "logits that keep theirs")
+    logits = model.head(model.embedding(input_ids))
+    with torch.no_grad():
+        model.head.weight.mul_(1)
+    worst.expect(isinstance(error_of(logits.sum), RuntimeError), "no error", "logits after the weights have changed")
+    model.zero_grad(set_to_none=True)
 
 
 def _of_random_numbers(t: Target) -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -120,9 +159,11 @@ def _of_random_numbers(t: Target) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return module, (make(2, 4, 5, _N),)
 
 
-def _step(module: nn.Module, inputs: tuple[Tensor, ...]) -> Evaluation:
+def _step(module: nn.Module, inputs: tuple[Tensor, ...], by_name: inspect.Signature | None = None) -> Evaluation:
+    """``by_name``: of a forward, by whose names the inputs are given."""
     args = [x.detach().requires_grad_() if is_learnable(x) else x for x in inputs]
-    found = module(*args)
+    names = [*by_name.parameters][1:] if by_name else []
+    found = module(**dict(zip(names, args, strict=True))) if by_name else module(*args)
     outputs = (found.loss if isinstance(found, _Output) else found,)
     learning = [x for x in (*args, *module.parameters()) if x.requires_grad]
     gradients = torch.autograd.grad(outputs, learning, incoming_gradients(outputs))

@@ -28,7 +28,7 @@ from . import (
 )
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable
 from .bits import all_same, same_bits
-from .checks import Check, Outcome, is_refusal, same_results
+from .checks import Check, Outcome, default_dtype, is_refusal, same_results
 from .forms import Form, Worst, few, hard, of_calls, of_pairs, result_dtype, results_of, table
 from .refusals import error_of
 from .slicing import in_slices, narrow_slices
@@ -229,17 +229,9 @@ def other_dtypes(t: Target) -> Iterator[Outcome]:
             worst.compare(other, found, other.truth(grads), where, t.dtype if own else result)
     if t.first:
         _of_other_numbers(worst)
-        _where_float64_is_the_default(worst)
+        with default_dtype(torch.float64):
+            _of_other_numbers(worst, " where float64 is the default")
     yield worst.outcome()
-
-
-def _where_float64_is_the_default(worst: Worst) -> None:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        _of_other_numbers(worst, " where float64 is the default")
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _of_other_numbers(worst: Worst, also: str = "") -> None:
@@ -355,6 +347,7 @@ PROMISE_CHECKS: tuple[Check, ...] = (
     gradients.gradients_asked_for,
     gradients.of_any_size,
     gradients.sliced,
+    refusals.shorter_tensors,
     refusals.wrong_indices,
     refusals.refused_alike,
     not_numbers.no_numbers,

@@ -47,6 +47,20 @@ def invalid_arguments(t: Target) -> Iterator[Outcome]:
     yield worst.outcome()
 
 
+def shorter_tensors(t: Target) -> Iterator[Outcome]:
+    """A raw op refuses tensors that do not fit each other, as its composition does, and so reads nothing behind one."""
+    wrong = {}
+    for call in t.raw(3, 6):
+        for k, x in enumerate(call.args):
+            for d in range(x.dim() if isinstance(x, Tensor) and x.numel() else 0):
+                shorter = call.with_tensors({k: x.narrow(d, 0, x.shape[d] - 1).contiguous()})
+                # An index that is then out of range is no shape's.
+                expected = error_of(shorter.reference)
+                if isinstance(expected, RuntimeError) and not isinstance(error_of(shorter), RuntimeError):
+                    wrong[call.op, k] = f"{call.op} takes argument {k} of shape {list(shorter.args[k].shape)}"
+    yield Outcome("shapes that do not fit", not wrong, detail="; ".join(wrong.values()))
+
+
 def wrong_indices(t: Target) -> Iterator[Outcome]:
     """An index that the formula has no place for: an error that says so, on GPUs NaN and no plausible number."""
     worst = Worst(t, "indices out of range")
@@ -134,9 +148,14 @@ _DTYPES = (*HALVES, torch.float32, torch.float64, torch.complex64, torch.int64, 
 
 
 def _others(x: Tensor) -> Iterator[Tensor]:
-    """``x`` in each other dtype, without dimensions, with one more, and with other sizes."""
+    """``x`` in each other dtype and in other shapes."""
+    yield from (x.detach().to(dtype) for dtype in _DTYPES if dtype != x.dtype)
+    yield from other_shapes(x)
+
+
+def other_shapes(x: Tensor) -> Iterator[Tensor]:
+    """``x`` without dimensions, with one more, and with other sizes."""
     x = x.detach()
-    yield from (x.to(dtype) for dtype in _DTYPES if dtype != x.dtype)
     yield x.new_ones(())
     yield x[None]
     if x.dim():

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import nn
 from .bits import all_same
-from .checks import Outcome
+from .checks import Outcome, default_dtype
 from .forms import Worst
 from .target import Target
 
@@ -39,9 +39,12 @@ def rotary_tables(t: Target) -> Iterator[Outcome]:
         for text, config, layer in _configs(**options):
             by_config = nn.RotaryEmbedding.from_config(config, layer_type=layer, interleaved=interleaved)
             _same_tables(worst, by_config(at), tables, f"{options} of {text}")
-        with torch.device("meta"):
+        with torch.device("meta"), default_dtype(torch.bfloat16):
             elsewhere = module(at)
-        _same_tables(worst, elsewhere, tables, f"{options} where another device is the default")
+        _same_tables(worst, elsewhere, tables, f"{options} where another device and dtype are the default")
+        at += 1  # as a loop that decodes has it
+        _same_tables(worst, module(at), module(at.clone()), f"{options} of positions that were changed in place")
+        at -= 1
         batch, *each = (torch.stack((x, x.flip(0))) for x in (at, *tables))
         _same_tables(worst, module(batch), tuple(each), f"{options} of a batch")
     yarn = _LONGER | {"scaling": "yarn"}
