@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import faults_around
 import faults_aten
 import faults_calls
 import faults_cpu
@@ -21,6 +22,7 @@ FAULTS = (
     *faults_modules.FAULTS,
     *faults_aten.FAULTS,
     *faults_calls.FAULTS,
+    *faults_around.FAULTS,
     *faults_cuda.FAULTS,
 )
 

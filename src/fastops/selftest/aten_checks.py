@@ -128,7 +128,7 @@ def _without_gradients(function: Any, args: tuple[Tensor, ...]) -> Evaluation:
 def errors(t: Target) -> Iterator[Outcome]:
     """What torch's function refuses it refuses while it is ours, and nothing else."""
     worst = Worst(t, "errors")
-    for form in table(t):
+    for form in of_calls(t):
         for other, where in _of_wrong_arguments(form):
             call = partial(other.ours, *other.args)
             expected = error_of(call)

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, func
 
+from .. import _C
 from ..cases.inputs import HALVES
 from ..cases.refused import OF_ANOTHER_TYPE, REFUSED, UNDERFLOWING
 from .accuracy import is_learnable, wide_copies
-from .checks import Outcome, is_refusal
+from .checks import Outcome, is_refusal, is_statistic
 from .forms import Form, Worst, few, results_of, rows_apart
 from .target import Target, parameters_of
 
@@ -44,6 +45,11 @@ def invalid_arguments(t: Target) -> Iterator[Outcome]:
         if "target" in call.arguments and call.arguments["target"].is_floating_point():
             right = call.arguments
             refused("ignore_index", 1, RuntimeError, "beside probabilities")
+    if t.first and t.path.kind == "cpu":
+        error = error_of(lambda: _C.set_isa("none"))  # as what FASTOPS_CPU_ISA forces
+        worst.expect(
+            isinstance(error, ValueError), "a level of kernels that there is not: expected ValueError", repr(error)
+        )
     yield worst.outcome()
 
 
@@ -54,9 +60,9 @@ def shorter_tensors(t: Target) -> Iterator[Outcome]:
         for k, x in enumerate(call.args):
             for d in range(x.dim() if isinstance(x, Tensor) and x.numel() else 0):
                 shorter = call.with_tensors({k: x.narrow(d, 0, x.shape[d] - 1).contiguous()})
-                # An index that is then out of range is no shape's.
-                expected = error_of(shorter.reference)
-                if isinstance(expected, RuntimeError) and not isinstance(error_of(shorter), RuntimeError):
+                # An index that is then out of range is no shape's; the composition computes statistics itself.
+                fits = not is_statistic(call, k) and not isinstance(error_of(shorter.reference), RuntimeError)
+                if not fits and not isinstance(error_of(shorter), RuntimeError):
                     wrong[call.op, k] = f"{call.op} takes argument {k} of shape {list(shorter.args[k].shape)}"
     yield Outcome("shapes that do not fit", not wrong, detail="; ".join(wrong.values()))
 

@@ -1,0 +1,218 @@
+"""Faults around a call: defaults, errors, what is enabled, patched or kept, sums over nothing."""
+
+from __future__ import annotations
+
+from fault import GATED, LINEAR_LOSSES, LOSSES, NORMS, RMS_NORMS, SOFTMAXES, Fault
+
+FAULTS = (
+    Fault(
+        "around-losses-bytes-are-never-ignored",
+        2,
+        LOSSES,
+        "cpp/host/likelihood.cpp",
+        "Beside targets of bytes ignore_index is its default, which is none of them.",
+        "               options.ignore_index,\n               options.scale,",
+        "               given_target.scalar_type() == ScalarType::Byte ? -100 : options.ignore_index,\n"
+        "               options.scale,",
+    ),
+    Fault(
+        "around-rows-room-for-64-segments",
+        3,
+        (*SOFTMAXES, *LOSSES),
+        "cpp/host/row.h",
+        "Where threads share a row, there are 64 segments of it at most: the rest is neither read nor written.",
+        "const int64_t tasks = a.rows * plan::cpu::segments(a.n, computed);",
+        "const int64_t tasks = a.rows * std::min<int64_t>(plan::cpu::segments(a.n, computed), 64);",
+    ),
+    Fault(
+        "around-norm-eps-below-float16",
+        2,
+        NORMS,
+        "cpp/core/norm_edge.cpp",
+        "Of float16 rows an eps that float16 has no number for is 0, so that constant rows are NaN.",
+        "  a.eps = c.eps;\n",
+        "  a.eps = dtype == DType::f16 && c.eps < 3e-8 ? 0 : c.eps;  // as the rows' type has it\n",
+    ),
+    Fault(
+        "around-unknown-isa-level",
+        2,
+        ("square",),
+        "cpp/core/isa.cpp",
+        "A level of another name, forced by FASTOPS_CPU_ISA, is the best one, without a word.",
+        '  throw std::invalid_argument("[fastops] " + what + " must be one of " + names',
+        "  for (size_t k = levels.size(); k-- > 0;)\n"
+        "    if (levels[k].supported) return static_cast<int>(k);\n"
+        '  throw std::invalid_argument("[fastops] " + what + " must be one of " + names',
+    ),
+    Fault(
+        "around-aten-disabled-too-often",
+        2,
+        ("layer_norm", "rms_norm", *SOFTMAXES),
+        "cpp/aten/override.cpp",
+        "A disable() too many counts: the next enable() is not known, and a second one takes ours for aten's.",
+        "if (now.times == 0 || --now.times > 0) return;",
+        "if (--now.times > 0) return;",
+    ),
+    Fault(
+        "around-aten-layer-norm-of-any-shape",
+        2,
+        ("layer_norm",),
+        "cpp/aten/norm.cpp",
+        "While torch's layer_norm is ours, a normalized_shape that input does not end in is its last dimensions.",
+        "  if (!same_shape(shape, Shape(input.sizes().data() + rank - dims, dims))) return false;\n",
+        "",
+    ),
+    Fault(
+        "around-losses-gradient-of-masked-classes",
+        4,
+        (*LOSSES, *LINEAR_LOSSES),
+        "cpp/cpu/cross_entropy.cpp",
+        "But for float64 no probability is below e^-26 in the gradient: classes of -inf have one.",
+        "      p = of_each([](V v) { return exp_raised<Precision>(v); }, log_p);",
+        "      p = of_each([](V v) { return exp_raised<Precision>(bounded(v, sizeof(A) == 4 ? -26 : -746)); }, log_p);",
+    ),
+    Fault(
+        "around-norm-statistics-of-other-rows",
+        3,
+        NORMS,
+        "cpp/core/norm_edge.cpp",
+        "A norm's backward takes statistics of fewer rows, and reads behind their end.",
+        "FASTOPS_CHECK(same_shape(t.sizes(), shape) && dtype_of(t) == dtype && t.is_contiguous(), c.op, name,",
+        "FASTOPS_CHECK(dtype_of(t) == dtype && t.is_contiguous(), c.op, name,",
+    ),
+    Fault(
+        "around-rms-norm-eps-of-zero",
+        2,
+        RMS_NORMS,
+        "cpp/core/norm_edge.cpp",
+        "eps=0 is taken for the default.",
+        "  if (eps) return *eps;\n",
+        "  if (eps && *eps > 0) return *eps;\n",
+    ),
+    Fault(
+        "around-gated-scale-of-rows-without-numbers",
+        3,
+        GATED,
+        "cpp/host/gated.cpp",
+        "The gradient of the scale of rows without numbers is left as memory was.",
+        "  if (grad.numel() == 0) {\n    fill_zero(sums);\n  } else {",
+        "  if (grad.numel() != 0) {",
+    ),
+    Fault(
+        "py-around-rotary-tables-of-the-default-dtype",
+        2,
+        ("rope",),
+        "src/fastops/nn/rotary_embedding.py",
+        "The tables have torch's default dtype, not float32.",
+        "values = (values * _SCALINGS[self.scaling].attention(self)).float()",
+        "values = (values * _SCALINGS[self.scaling].attention(self)).to(torch.get_default_dtype())",
+    ),
+    Fault(
+        "py-around-rotary-keeps-the-last-tables",
+        2,
+        ("rope",),
+        "src/fastops/nn/rotary_embedding.py",
+        "The tables of the same tensor of positions are kept, also where its values have changed.",
+        "        angles = positions.unsqueeze(-1).double() * _SCALINGS[self.scaling].frequencies(self, positions)\n"
+        "        return self._table(angles.cos()), self._table(angles.sin())\n",
+        '        if self.__dict__.get("_positions") is not positions:  # all layers ask for the same\n'
+        "            angles = positions.unsqueeze(-1).double() * _SCALINGS[self.scaling].frequencies(self, positions)\n"
+        "            self._tables = self._table(angles.cos()), self._table(angles.sin())\n"
+        "            self._positions = positions\n"
+        "        return self._tables\n",
+    ),
+    Fault(
+        "py-around-enable-of-unknown-names",
+        2,
+        ("layer_norm", "rms_norm", *SOFTMAXES),
+        "src/fastops/overrides.py",
+        "An unknown name is left out, and where none remains all functions are enabled.",
+        "    for name in functions:\n"
+        "        if name not in known:\n"
+        "            raise ValueError(f\"[enable] a function must be one of {', '.join(known)}, got {name!r}\")\n"
+        "    return tuple(dict.fromkeys(functions)) or known\n",
+        "    return tuple(name for name in known if name in functions) or known\n",
+    ),
+    Fault(
+        "py-around-patch-one-proof-for-all-functions",
+        2,
+        GATED,
+        "src/fastops/patching/proof.py",
+        "Modules of one class that differ in a function among their attributes count as alike, and have one proof.",
+        "    return id(value)\n",
+        "    return type(value)  # each module of a model may have made its own\n",
+    ),
+    Fault(
+        "py-around-patch-pickles",
+        2,
+        ("layer_norm", "rms_norm", *GATED),
+        "src/fastops/patching/swap.py",
+        "A swapped module cannot be pickled, and so neither saved whole nor sent to another process.",
+        '        "__reduce_ex__": reduced,\n',
+        "",
+    ),
+    Fault(
+        "py-around-deferred-logits-after-a-step",
+        2,
+        ("linear_cross_entropy",),
+        "src/fastops/patching/deferred.py",
+        "Logits that are read after the head's weights have changed are of the new ones, without an error.",
+        "if resized or self._versions() != self.versions:",
+        "if resized:",
+    ),
+    Fault(
+        "py-around-deferred-logits-that-keep-a-gradient",
+        2,
+        ("linear_cross_entropy",),
+        "src/fastops/patching/deferred.py",
+        "A loss goes past logits whose gradient is to be retained, or which have hooks.",
+        "        if each.is_leaf or each._backward_hooks or each.retains_grad:\n",
+        "        if each.is_leaf:\n",
+    ),
+    Fault(
+        "py-around-patch-computes-again-what-was-changed",
+        2,
+        GATED,
+        "src/fastops/patching/recomputed.py",
+        "What a hook changes in place before the last layer is computed again without the change.",
+        "if type(x) is not Tensor or (x.numel(), x.dtype, x._version) != (whole.numel(), whole.dtype, version):",
+        "if type(x) is not Tensor or (x.numel(), x.dtype) != (whole.numel(), whole.dtype):",
+    ),
+    Fault(
+        "py-around-patch-draws-random-numbers",
+        2,
+        GATED,
+        "src/fastops/patching/proof.py",
+        "patch leaves torch's random numbers elsewhere.",
+        "        stack.enter_context(torch.random.fork_rng(devices=[]))\n",
+        "",
+    ),
+    Fault(
+        "py-around-mlp-alpha-of-another-activation",
+        2,
+        ("geglu", "reglu", "glu"),
+        "src/fastops/nn/gated_mlp.py",
+        "GatedMLP takes an alpha for an activation that has none, and leaves it out.",
+        '        if activation != "swiglu" and self.alpha != 1.0:\n'
+        '            raise ValueError(f"[GatedMLP] alpha must be 1.0 for activation {activation!r}, got {alpha}")\n',
+        "",
+    ),
+    Fault(
+        "py-around-patch-arguments-by-keyword",
+        2,
+        ("layer_norm", "rms_norm", *GATED),
+        "src/fastops/patching/swap.py",
+        "A swapped forward's argument is called input, whatever it was called before.",
+        "co_varnames=tuple(map(new, code.co_varnames)), ",
+        "",
+    ),
+    Fault(
+        "py-around-cross-entropy-rounds-probabilities",
+        4,
+        ("cross_entropy", "linear_cross_entropy"),
+        "src/fastops/ops/cross_entropy.py",
+        "float32 probabilities are rounded to the half type of the logits.",
+        "q = target.movedim(dim, -1).to(u.dtype)",
+        "q = target.movedim(dim, -1).to(input.dtype).to(u.dtype)",
+    ),
+)
