@@ -320,7 +320,7 @@ struct Backward : Rows<Element, kKind> {
     if constexpr (sizeof(T) == 2 && sizeof(Precision) == 4)
       p = Base::exact_power(log_p);
     else
-      p = of_each([](V v) { return exp_raised<Precision>(v); }, log_p);
+      p = of_each([](V v) { return exp_raised_or_0<Precision>(v); }, log_p);
     if (this->has_entropy()) {
       const U log = of_each([](V v) { return bounded(v, kLeastPower<A>); }, log_p);
       return p * (state[kOfP] + state[kOfLog] * log) * state[kBehind];

@@ -91,7 +91,7 @@ struct Backward {
   FASTOPS_INLINE U write(int64_t, int64_t, const U* x, const U* state) const {
     const U by = every<T>(scale);
     if constexpr (Log)
-      return by * (x[0] - of_each([](V v) { return exp_raised<R>(v); }, x[1]) * state[0] * state[1]);
+      return by * (x[0] - of_each([](V v) { return exp_raised_or_0<R>(v); }, x[1]) * state[0] * state[1]);
     else
       return by * x[1] * (x[0] - state[0]);
   }

@@ -68,8 +68,8 @@ FAULTS = (
         (*LOSSES, *LINEAR_LOSSES),
         "cpp/cpu/cross_entropy.cpp",
         "But for float64 no probability is below e^-26 in the gradient: classes of -inf have one.",
-        "      p = of_each([](V v) { return exp_raised<Precision>(v); }, log_p);",
-        "      p = of_each([](V v) { return exp_raised<Precision>(bounded(v, sizeof(A) == 4 ? -26 : -746)); }, log_p);",
+        "exp_raised_or_0<Precision>(v); }, log_p);",
+        "exp_raised_or_0<Precision>(bounded(v, sizeof(A) == 4 ? -26 : -746)); }, log_p);",
     ),
     Fault(
         "around-norm-statistics-of-other-rows",

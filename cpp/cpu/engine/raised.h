@@ -4,17 +4,28 @@
 
 namespace fastops::FASTOPS_ISA {
 
-// e^x for x <= 0 times 2^64 in f32, a normal number even where e^x is none, for a result that is rounded to R; 0 where e^x
-// is below half of the smallest number, so that what is masked has no gradient, whatever comes in.
+constexpr float kLeastRaised = -104;  // of which the power is below half of f32's smallest number
+
+// e^x for x <= 0 times 2^64 in f32, a normal number even where e^x is none, for a result that is rounded to R.
 template <class R>
 FASTOPS_INLINE vf32 exp_raised(vf32 x) {
-  constexpr float kLeast = -104;
-  return select(x < kLeast, vf32{}, exp_up<sizeof(R) == 2>(at_least(x, kLeast)));
+  return exp_up<sizeof(R) == 2>(at_least(x, kLeastRaised));
 }
 template <class R>
 FASTOPS_INLINE vf64 exp_raised(vf64 x) {
   return exp(x);
 }
+
+// The same in a gradient, where what is masked must have none: in f32 0 where a power is none. The half types round it to 0.
+template <class R>
+FASTOPS_INLINE vf32 exp_raised_or_0(vf32 x) {
+  return sizeof(R) == 2 ? exp_raised<R>(x) : select(x < kLeastRaised, vf32{}, exp_raised<R>(x));
+}
+template <class R>
+FASTOPS_INLINE vf64 exp_raised_or_0(vf64 x) {
+  return exp_raised<R>(x);
+}
+
 template <class A>
 constexpr A kLower = sizeof(A) == 4 ? A(kDown) : A(1);
 
