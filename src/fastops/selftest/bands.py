@@ -199,8 +199,9 @@ def _linear(dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
         for bias in (True,) if backward else (False, True):
             seen = set()
             for n in (3, 5, 6, 66, 450, 451, 768, 769, 1024, 4096):
+                # As many vectors as a card has threads, also of short rows; backward no rule asks for so many.
                 many = rows_from(_MANY_VECTORS * 16 // _SIZES[dtype] // n)
-                for rows in (*_rows(card), many):
+                for rows in (*_rows(card), *(() if backward else (many,))):
                     rule = _C.plan_epilogue(backward, dtype, rows, n, bias, True, card)
                     if rows == many or (rule, n) not in seen:
                         seen.add((rule, n))
