@@ -22,7 +22,7 @@ from torch import Tensor
 import fastops
 from fastops import _C, capability
 from fastops.cases import by_name
-from fastops.selftest import poison, target, workers
+from fastops.selftest import checks, poison, target, workers
 from fastops.selftest.__main__ import main
 from fastops.selftest.accuracy import ulps
 from fastops.selftest.checks import rounded_once
@@ -336,6 +336,23 @@ def test_memory_that_never_comes_back_is_reported(monkeypatch: pytest.MonkeyPatc
     always_the_same = torch.ones(37)
     with pytest.raises(poison.NotPoisonedError):
         poison.unwritten(lambda: [always_the_same])
+
+
+def test_memory_that_never_comes_back_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found before is said, and the calls behind it are made."""
+    answers = iter([poison.NotPoisonedError("none"), 5, *[poison.NotPoisonedError("none")] * 99])
+
+    def unwritten(call: object) -> int:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(checks, "unwritten", unwritten)
+    path = target.Path(torch.device("cpu"), "cpu", target.CHOSEN, True)
+    (outcome,) = checks.poisoned_outputs(target.Target(by_name()["square"], torch.float32, path, True))
+    assert not outcome.ok
+    assert "5 elements unwritten" in outcome.detail
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -16,7 +16,8 @@ FASTOPS_INLINE vf64 exp_raised(vf64 x) {
   return exp(x);
 }
 
-// The same in a gradient, where what is masked must have none: in f32 0 where a power is none. The half types round it to 0.
+// The same in a gradient, where what is masked must have none: in f32 0 where a power is none. float16 rounds it to 0, bfloat16
+// where what comes in is below 6e4, and there the comparison is not worth its time.
 template <class R>
 FASTOPS_INLINE vf32 exp_raised_or_0(vf32 x) {
   return sizeof(R) == 2 ? exp_raised<R>(x) : select(x < kLeastRaised, vf32{}, exp_raised<R>(x));

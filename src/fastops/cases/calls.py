@@ -78,7 +78,7 @@ def norm(layer: bool, residual: bool) -> Calls:
             {"weight_offset": -0.4},
             {"eps": 0.5},
             rows(1e-3) | {"eps": 0},
-            rows(1e-3) | {"eps": 1e-8},  # less than float16 has a number for
+            rows(1e-3) | {"eps": 1e-8},  # below float16's smallest number
             wide,
             {name: x[0, 0] for name, x in several.items()} | wide,
             last,
@@ -138,7 +138,7 @@ def losses(linear: bool, likelihood: bool) -> Calls:
         if linear:
             tensors |= {"linear_weight": make(5, 4, scale=0.5), "linear_bias": make(5)}
         ignored: Options = {"ignore_index": 0, "target": torch.where(target < 0, 0, target)}
-        # 255 is no label, as masks of images have it.
+        # 255 marks what is ignored, as in segmentation masks.
         bytes_: Options = {
             "target": transposed(torch.where(target < 0, 255, target).to(torch.uint8)),
             "ignore_index": 255,

@@ -24,7 +24,7 @@ from .aten_operators import as_atens, of_two_dtypes
 from .bits import all_same
 from .checks import MAIN_DTYPES, Check, Outcome, finite_differences, samples_of, values
 from .forms import Form, Worst, of_calls, table
-from .refusals import error_of, other_shapes
+from .refusals import error_of, is_error, other_shapes
 from .target import Target
 
 
@@ -128,16 +128,16 @@ def _without_gradients(function: Any, args: tuple[Tensor, ...]) -> Evaluation:
 def errors(t: Target) -> Iterator[Outcome]:
     """What torch's function refuses it refuses while it is ours, and nothing else."""
     worst = Worst(t, "errors")
-    forms = [form for form in table(t) if not error_of(partial(form.ours, *form.args))]  # what aten's takes
-    forms += [replace(form, names=form.names[:1], args=form.args[:1]) for form in forms if len(form.args) > 1]
-    for form in forms:
+    first, *_, last = (form for form in table(t) if not error_of(partial(form.ours, *form.args)))  # aten's takes them
+    alone = replace(first, names=first.names[:1], args=first.args[:1], text=f"{first.names[0]} alone")
+    for form in (first, last, alone):
         for other, where in _of_wrong_arguments(form):
             call = partial(other.ours, *other.args)
             expected = error_of(call)
             with enabled(function_of(t)):
                 found = error_of(call)
             # Behind the stable ABI all errors are RuntimeErrors, and PyTorch 2.10 prints their words to stderr.
-            same = found is None if expected is None else isinstance(found, type(expected) | RuntimeError)
+            same = found is None if expected is None else is_error(found, type(expected), RuntimeError)
             worst.expect(same, "another error", f"{where}: {found!r} and {expected!r}")
     yield worst.outcome()
 
@@ -147,19 +147,18 @@ def _of_wrong_arguments(form: Form) -> Iterator[tuple[Form, str]]:
         for x in other_shapes(form.args[k]):
             yield form.with_arg(k, x), f"{name} of shape {list(x.shape)}, {form.text}"
     for name in form.given:
-        _, values = REFUSED.get(name, (RuntimeError, ()))
-        for value in values:
+        _, refused = REFUSED.get(name, (RuntimeError, ()))
+        for value in refused:
             yield form.with_given({name: value}), f"{name}={value}, {form.text}"
 
 
 def in_force(t: Target) -> Iterator[Outcome]:
     """An unknown name enables nothing, and who disables what is not enabled does not disable what is afterwards."""
     name = function_of(t)
-    error = error_of(partial(enable, f"{name}s"))
-    yield Outcome("an unknown name is refused", isinstance(error, ValueError), detail=repr(error))
-    if error is None:
-        disable()
-    disable(name)
+    error = error_of(partial(enable, name, f"{name}s"))
+    refused = isinstance(error, ValueError) and not _in_force()
+    yield Outcome("an unknown name is refused", refused, detail=f"{error!r}, in force: {_in_force()}")
+    disable()
     with enabled(name):
         yield Outcome("enabled after one disable too many", _in_force() == [name], detail=", ".join(_in_force()))
 
@@ -203,5 +202,5 @@ def _by_enable(check: Check) -> Check:
     return run
 
 
-# One check of each, since an exception ends a check.
+# Each is a check of its own, since an exception ends only its own check.
 TORCHS_FUNCTIONS = tuple(map(_by_enable, ATEN_CHECKS))

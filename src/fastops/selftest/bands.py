@@ -36,7 +36,7 @@ _ENDLESS = 70000  # units of rows that are longer than a rule's last bound
 LARGE = 1 << 27  # bytes of a tensor on a GPU
 _EACH_LENGTH = 8192  # up to which a plan is asked about each
 _FEW_ROWS = 9  # so few that blocks share each; three times FEW
-_MANY_VECTORS = 1 << 16  # threads of a card that has 256 multiprocessors
+_MANY_VECTORS = 1 << 16  # one for each of 256 threads (plan/linear.h) on each of 256 multiprocessors
 # Of walk_columns in cuda/: columns of a tile where one is a thread's, and the most blocks of a multiprocessor.
 _TILE, _BLOCKS = 32, 16
 
@@ -199,7 +199,7 @@ def _linear(dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
         for bias in (True,) if backward else (False, True):
             seen = set()
             for n in (3, 5, 6, 66, 450, 451, 768, 769, 1024, 4096):
-                # As many vectors as a card has threads, also of short rows; backward no rule asks for so many.
+                # So many that also rows shorter than a vector would go by vectors, if a forward rule let them.
                 many = rows_from(_MANY_VECTORS * 16 // _SIZES[dtype] // n)
                 for rows in (*_rows(card), *(() if backward else (many,))):
                     rule = _C.plan_epilogue(backward, dtype, rows, n, bias, True, card)
@@ -251,7 +251,7 @@ def _untold() -> Iterator[tuple[Band, Problem]]:
             yield ("rows", rows, n), Problem(backward, None, rows, n)
 
 
-# The fewest numbers first; rows of more than 64 segments are few.
+# The fewest numbers first. Rows of more than 64 segments, which are long, are one or three.
 _ON_CPU = sorted(
     (
         *((1, 300007), (3, 300007)),
