@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...selftest.checks import default_dtype
 from ...selftest.target import NotThereError
 
 SEED = 20
@@ -157,19 +157,9 @@ def build(arch: str, size: Size, device: torch.device, dtype: torch.dtype) -> to
     architecture = ARCHITECTURES[arch]
     config = getattr(transformers, architecture.config)(**architecture.options(size))
     torch.manual_seed(SEED)
-    with device, _default(dtype):
+    with device, default_dtype(dtype):
         model: torch.nn.Module = getattr(transformers, architecture.model)(config)
     return model.train()
-
-
-@contextmanager
-def _default(dtype: torch.dtype) -> Any:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def batch_of(arch: str, size: Size, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
