@@ -180,7 +180,7 @@ def _refusal(t: Target, given: dict[str, Any], learn: list[str], device: Any) ->
 
 
 def is_error(error: Exception | None, *kinds: type[Exception]) -> bool:
-    """One of these, and not what a kernel has done on a GPU, which is told as a RuntimeError."""
+    """Whether it is one of these. What a kernel did on a GPU, which is a RuntimeError as well, is no refusal."""
     return isinstance(error, kinds) and "CUDA error" not in str(error)
 
 
