@@ -195,7 +195,7 @@ def is_error(error: Exception | None, *kinds: type[Exception]) -> bool:
 
 
 def is_on_stderr(error: Exception | None) -> bool:
-    """Whether PyTorch 2.10 printed it, as it does what comes through the stable ABI. People read that: one is enough."""
+    """Whether PyTorch 2.10 printed it, as it does what comes through the stable ABI. People read it: one is enough."""
     return "its message is on stderr" in str(error)
 
 
