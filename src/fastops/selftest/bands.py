@@ -278,7 +278,6 @@ def _on_cpu(dtype: str, longest: int) -> dict[Band, list[Problem]]:
         shared = (
             "cpu",
             found["segments"] > 1,
-            found["segments"] > 64,
             found["shares segments"],
             found["streams"],
             rows >= 4096,
@@ -286,6 +285,7 @@ def _on_cpu(dtype: str, longest: int) -> dict[Band, list[Problem]]:
             found["chunks share segments"],
             found["rows a task"] > 1,
             n * _SIZES[dtype] <= _SHORT < _CACHED <= rows * n * _SIZES[dtype],
+            found["segments"] > 64,
         )
         of_both: list[Band] = [shared]
         if rows * n * _SIZES[dtype] >= _STREAMED:  # whether rows are whole lines, and whole words

@@ -224,7 +224,7 @@ def layouts(t: Target) -> Iterator[Outcome]:
                     continue
                 laid_out = layout(x)
                 dense = laid_out.contiguous() if layout in (expanded, windows) else x
-                one, other = (call.with_args((*call.args[:k], v, *call.args[k + 1 :]))() for v in (laid_out, dense))
+                one, other = (call.with_tensors({k: v})() for v in (laid_out, dense))
                 if not same_of(call.op, one, other):
                     wrong[call.op, k, layout] = f"{call.op} with argument {k} {layout.__name__}"
     yield Outcome("any strides", not wrong, detail="; ".join(wrong.values()))
@@ -257,7 +257,12 @@ def is_statistic(call: RawCall, k: int) -> bool:
 
 def is_refusal(error: Exception | None, op: str) -> bool:
     """An error in the operator's own words, and not in core/cuda.cpp's of a kernel that could not be launched."""
-    return str(error).startswith(f"[{op}] ") and not str(error).startswith(f"[{op}] CUDA error")
+    return str(error).startswith(f"[{op}] ") and not is_of_a_kernel(error)
+
+
+def is_of_a_kernel(error: Exception | None) -> bool:
+    """An error of what ran on a GPU, which ours and PyTorch's RuntimeErrors name so."""
+    return "CUDA error" in str(error)
 
 
 @functools.cache
@@ -267,23 +272,18 @@ def argument_name(op: str, k: int) -> str:
 
 
 @contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    own = torch.get_num_threads()
-    torch.set_num_threads(count)
+def _set_to(read: Callable[[], Any], write: Callable[[Any], object], value: Any) -> Iterator[None]:
+    """A setting of torch's has a value for the time of a block."""
+    own = read()
+    write(value)
     try:
         yield
     finally:
-        torch.set_num_threads(own)
+        write(own)
 
 
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    own = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(own)
+threads = functools.partial(_set_to, torch.get_num_threads, torch.set_num_threads)
+default_dtype = functools.partial(_set_to, torch.get_default_dtype, torch.set_default_dtype)
 
 
 def repeatable(t: Target) -> Iterator[Outcome]:

@@ -39,8 +39,8 @@ def no_numbers(t: Target) -> Iterator[Outcome]:
                 for a, b in zip(found.outputs, expected.outputs, strict=True):
                     worst.expect(torch.equal(_class(a), _class(b)), "not where the formula has them", where)
                 if value == -torch.inf:
-                    lost = _not_zero(found.gradients, expected.gradients, form.learnable.index(k), x)
-                    worst.expect(not lost, "a gradient where it is 0", where)
+                    wrong = _not_zero(found.gradients, expected.gradients, form.learnable.index(k), x)
+                    worst.expect(not wrong, "a gradient where it is 0", where)
                 if not t.quick or value == -torch.inf:  # as what is masked is
                     worst.compare(form, _numbers_of(found, expected), _numbers_of(expected, found), where)
                 if t.case.rounds_between:
@@ -91,7 +91,7 @@ def no_numbers_in_rows(t: Target) -> Iterator[Outcome]:
                 if not (isinstance(x, Tensor) and x.is_floating_point() and x.dim() and x.shape[0] == rows):
                     continue
                 for text, dirty in chain(_spoilt(x, columns), _at_strides(x)):
-                    of_call = call.with_args((*call.args[:k], dirty, *call.args[k + 1 :]))
+                    of_call = call.with_tensors({k: dirty})
                     truth = of_call.reference.with_args(wide_copies(of_call.args))()
                     for n, (a, b) in enumerate(zip(on_cpu(of_call()), truth, strict=True)):
                         # What is kept for a backward may be a number where the results are none.

@@ -55,9 +55,7 @@ def numbers(t: Target) -> Iterator[Outcome]:
         for k, x in enumerate(call.args):
             if not isinstance(x, Tensor) or x.dtype != t.dtype or x.numel() % every.numel() or is_statistic(call, k):
                 continue
-            of_every = call.with_args(
-                (*call.args[:k], every.repeat(1, x.numel() // every.numel()), *call.args[k + 1 :])
-            )
+            of_every = call.with_tensors({k: every.repeat(1, x.numel() // every.numel())})
             for j, out, truth in _results(of_every):
                 # Of numbers of one size: the largest of all would excuse the errors of all others.
                 error = ulps(out, truth, dtype=t.dtype if j in call.coarse else None, among=_ALIKE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -108,7 +108,7 @@ def patched(t: Target) -> Iterator[Outcome]:
     worst.expect(near(results, expected, t.dtype), "other numbers", str(report))
     worst.expect([x.dtype for x in results] == [x.dtype for x in own], "another dtype", str(report))
     worst.expect([*module.state_dict()] == state, "another state_dict", str(report))
-    by_name = _step(module, inputs, inspect.signature(kind.forward))
+    by_name = _step(module, inputs, [*inspect.signature(kind.forward).parameters][1:])
     worst.expect(same_results(by_name, found), "other bits by keyword", str(report))
     again = _step(pickle.loads(pickle.dumps(module)), inputs)
     worst.expect(near(again.outputs + again.gradients, expected, t.dtype), "other numbers once pickled", str(report))
@@ -173,11 +173,10 @@ def _of_random_numbers(t: Target) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return module, (make(2, 4, 5, _N),)
 
 
-def _step(module: nn.Module, inputs: tuple[Tensor, ...], by_name: inspect.Signature | None = None) -> Evaluation:
-    """``by_name``: of a forward, by whose names the inputs are given."""
+def _step(module: nn.Module, inputs: tuple[Tensor, ...], names: Sequence[str] = ()) -> Evaluation:
+    """``names``: by which the inputs are given, if any."""
     args = [x.detach().requires_grad_() if is_learnable(x) else x for x in inputs]
-    names = [*by_name.parameters][1:] if by_name else []
-    found = module(**dict(zip(names, args, strict=True))) if by_name else module(*args)
+    found = module(**dict(zip(names, args, strict=True))) if names else module(*args)
     outputs = (found.loss if isinstance(found, _Output) else found,)
     learning = [x for x in (*args, *module.parameters()) if x.requires_grad]
     gradients = torch.autograd.grad(outputs, learning, incoming_gradients(outputs))

@@ -270,12 +270,12 @@ def _wide(x: Tensor) -> Tensor:
 def _with_numbers(worst: Worst, form: Form) -> None:
     """A number, a tensor of no dimensions, does not widen what has some, as in torch's arithmetic."""
     for k, dtype in product(form.learnable[1:], (*DTYPES, torch.complex64)):
-        args = (*form.args[:k], form.args[k].mean().to(dtype), *form.args[k + 1 :])
-        if not error_of(lambda: form.ours(*args)):  # noqa: B023
-            found, expected = form.ours(*args)[0].dtype, torch.result_type(form.args[0], args[k])
+        other = form.with_arg(k, form.args[k].mean().to(dtype))
+        if not error_of(lambda: other.ours(*other.args)):  # noqa: B023
+            found, expected = other.ours(*other.args)[0].dtype, torch.result_type(form.args[0], other.args[k])
             where = f"{form.names[k]} a number of {dtype}"
             worst.expect(found == expected, f"result must be {expected}", where)
-            plain = form.with_args(args).by_reference()[0].dtype
+            plain = other.by_reference()[0].dtype
             worst.expect(plain == expected, f"the composition's result must be {expected}", where)
 
 

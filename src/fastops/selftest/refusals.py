@@ -14,7 +14,7 @@ from ..cases import RawCall
 from ..cases.inputs import HALVES
 from ..cases.refused import OF_ANOTHER_TYPE, REFUSED, UNDERFLOWING
 from .accuracy import is_learnable, wide_copies
-from .checks import Outcome, is_refusal, is_statistic
+from .checks import Outcome, is_of_a_kernel, is_refusal, is_statistic
 from .forms import Form, Worst, few, results_of, rows_apart
 from .target import Target, parameters_of
 
@@ -191,7 +191,7 @@ def _refusal(t: Target, given: dict[str, Any], learn: list[str], device: Any) ->
 
 def is_error(error: Exception | None, *kinds: type[Exception]) -> bool:
     """Whether it is one of these. What a kernel did on a GPU, which is a RuntimeError as well, is no refusal."""
-    return isinstance(error, kinds) and "CUDA error" not in str(error)
+    return isinstance(error, kinds) and not is_of_a_kernel(error)
 
 
 def is_on_stderr(error: Exception | None) -> bool:

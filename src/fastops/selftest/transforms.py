@@ -331,7 +331,7 @@ def _of_two_dtypes(t: Target) -> Iterator[Form]:
     form = next(iter(few(t)))
     other = torch.bfloat16 if t.dtype == torch.float32 else torch.float32
     for k in form.learnable[1:]:
-        found = replace(form.with_args(_with(form.args, k, form.args[k].to(other))), text=f"{form.names[k]} of {other}")
+        found = replace(form.with_arg(k, form.args[k].to(other)), text=f"{form.names[k]} of {other}")
         if not error_of(lambda: found.ours(*found.args)):  # noqa: B023
             yield found
 
