@@ -45,3 +45,14 @@ def test_compile(cuda: torch.device) -> None:
     fastops.patch(model, loss=True)
     model.compile(fullgraph=True)
     assert_same_step(step(model, **inputs), exact, 1e-5)
+
+
+def test_random_numbers_stay(cuda: torch.device) -> None:
+    """The CPU's and the card's, where modules are made and tried too."""
+    model, inputs = on(cuda, "Llama", torch.float32)
+    before = torch.get_rng_state(), torch.cuda.get_rng_state(cuda)
+    report = fastops.patch(model, loss=True)
+    step(model, **inputs)  # some proofs wait for the first call
+    assert report.left == {}
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.equal(torch.cuda.get_rng_state(cuda), before[1])

@@ -95,7 +95,7 @@ def forward_of(form: Form) -> FunctionType:
 
 def _refuted(module: Module, form: Form, bits: bool) -> str | None:
     """Why the module is not what its class says, or None."""
-    with apart():
+    with apart(module):
         made = skeleton(module, {}, {})
         for dtype, scale in product((torch.float64, torch.float32, torch.bfloat16), (1.0, 30.0)):
             x = numbers(_SHAPE, 1, scale=scale).to(dtype).requires_grad_(dtype.itemsize >= 4)

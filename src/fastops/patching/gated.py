@@ -166,7 +166,7 @@ def _prove(module: Module, roles: list[Roles], others: dict[str, Module], bits: 
     if why := _structure(module, others):
         return why
     reason = "it is not a gated unit between its projections"
-    with apart():
+    with apart(module):
         for gate, up, down in roles:
             try:
                 if form := _identified(module, gate, up, down):

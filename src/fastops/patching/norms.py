@@ -189,7 +189,7 @@ class _Trial:
 def _prove(module: Module, bits: bool) -> Form | str:
     if why := _structure(module):
         return why
-    with apart():
+    with apart(module):
         try:
             return _proved(_Trial(module), bits)
         except Refuted as refuted:

@@ -76,8 +76,11 @@ def skeleton(module: Module, parameters: Mapping[str, Tensor | None], children: 
 
 
 @contextmanager
-def apart() -> Iterator[None]:
-    """Neither the caller's modes, nor its random numbers, nor what a strange forward says to it."""
+def apart(module: Module) -> Iterator[None]:
+    """Neither the caller's modes, nor its random numbers, nor what a strange forward says to it.
+
+    The module is also tried where its parameters are, whose generators are not those of the CPU.
+    """
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
@@ -86,7 +89,7 @@ def apart() -> Iterator[None]:
         stack.enter_context(torch.device("cpu"))
         for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
             stack.enter_context(torch.autocast(device, enabled=False))
-        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(torch.random.fork_rng(devices={p.device for p in module.parameters() if p.is_cuda}))
         yield
 
 
