@@ -464,8 +464,8 @@ def cross_entropy(
               \qquad p_j = e^{u_j - \mathrm{lse}}
 
     ``"mean"`` divides the sum of the rows by that of their :math:`w_y`, for probabilities by their number. Of the half
-    types all is computed in float32, sums over rows too, and rounded once. A row's results depend on nothing but the
-    row.
+    types all is computed in float32 and rounded once; our kernels add up rows in float64. A row's results depend on
+    nothing but the row.
 
     Args:
         input: logits, any strides: [V], [N, V] or [N, V, d1, ...]; no copy is made of [B, S, V] as ``transpose(1, 2)``.

@@ -26,10 +26,10 @@ from . import (
     rotary,
     transforms,
 )
-from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable
+from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable, ulps
 from .bits import all_same, same_bits
 from .checks import Check, Outcome, default_dtype, is_refusal, same_results
-from .forms import Form, Worst, few, hard, of_calls, of_pairs, result_dtype, results_of, table
+from .forms import Form, Worst, few, hard, of_calls, of_pairs, of_samples, result_dtype, results_of, table
 from .refusals import error_of
 from .slicing import in_slices, narrow_slices
 from .target import Target, parameters_of
@@ -305,6 +305,25 @@ def _eps_of_the_sum(worst: Worst, alone: Any) -> None:
     worst.expect(near, "another eps", "a residual of float64")
 
 
+def sums_of_losses(t: Target) -> Iterator[Outcome]:
+    """Of many rows' losses, in float64. These are equal, so that each step of a sum in float32 rounds alike."""
+    if "reduction" not in parameters_of(t.case) or t.dtype != torch.float32:
+        return
+    first = next(of_samples(t, t.case.small_samples))
+    many = (
+        x[:1].repeat(_MANY_ROWS, *[1] * (x.dim() - 1)) if n in ("input", "target") else x
+        for n, x in zip(first.names, first.args, strict=True)
+    )
+    form = first.with_args(many)
+    each, total, mean = (form.with_given({"reduction": of}).ours(*form.args)[0] for of in ("none", "sum", "mean"))
+    expected = each.double().sum()
+    error = max(ulps(total, expected), ulps(mean, expected / _MANY_ROWS))
+    yield Outcome("sums of losses", error <= 1, error, 1.0, detail=f"{_MANY_ROWS} equal rows")
+
+
+_MANY_ROWS = 4099
+
+
 def threads(t: Target) -> Iterator[Outcome]:
     """Calls from several Python threads at once, as each by itself."""
     if not t.first:
@@ -367,5 +386,6 @@ PROMISE_CHECKS: tuple[Check, ...] = (
     modules.modules,
     patched.patched,
     rotary.rotary_tables,
+    sums_of_losses,
     threads,
 )
