@@ -1,10 +1,10 @@
 """Runs every kernel on the GPU over sizes and dtypes, and little else, for compute-sanitizer: ``make sanitize``.
 
-Names of ops behind it choose them; ``kit`` stands for what NVRTC compiles for a formula and a reduction. Only
-lltm's gates are made by a GEMM: racecheck has been seen to fail inside cuBLAS. It reports hazards in torch's own
-reductions, which make inputs here. In the norms' backward over long rows it reports reads beside bulk copies of a
-cluster, whose order comes from sums that blocks send each other (st.async), and sums of teams that a __syncthreads()
-parts: it follows neither those messages nor, it seems, named barriers beside that one.
+Names of ops behind it choose them; ``kit`` stands for what NVRTC compiles for a formula and a reduction. ``make``
+has torch's kernels watched by initcheck alone, which has to know what they write. In the norms' backward over long
+rows racecheck reports reads beside bulk copies of a cluster, whose order comes from sums that blocks send each other
+(st.async), and sums of teams that a __syncthreads() parts: it follows neither those messages nor, it seems, named
+barriers beside that one.
 
 Under memcheck, where each tensor has memory of its own, the card's fills up: 36 to 45 GB in the first 100 s of an
 operator. So name operators, and run no two beside each other.
