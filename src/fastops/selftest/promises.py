@@ -318,7 +318,7 @@ def sums_of_losses(t: Target) -> Iterator[Outcome]:
     each, total, mean = (form.with_given({"reduction": of}).ours(*form.args)[0] for of in ("none", "sum", "mean"))
     expected = each.double().sum()
     error = max(ulps(total, expected), ulps(mean, expected / _MANY_ROWS))
-    yield Outcome("sums of losses", error <= 1, error, 1.0, detail=f"{_MANY_ROWS} equal rows")
+    yield Outcome("sums of losses", error <= 2, error, 2.0, detail=f"{_MANY_ROWS} equal rows")
 
 
 _MANY_ROWS = 4099
