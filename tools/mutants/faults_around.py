@@ -198,6 +198,15 @@ FAULTS = (
         device="cuda",
     ),
     Fault(
+        "py-around-patch-class-by-words",
+        2,
+        ("layer_norm",),
+        "src/fastops/patching/swap.py",
+        "patch shares a class among modules of which the report says the same, with and without parameters.",
+        "    key = cls, swap.form, swap.unused\n",
+        "    key = cls, swap.op, swap.unused\n",
+    ),
+    Fault(
         "py-around-mlp-alpha-of-another-activation",
         2,
         ("geglu", "reglu", "glu"),

@@ -86,6 +86,23 @@ PLAIN: dict[str, Callable[[], nn.Module]] = {
     "rms_norm": partial(nn.RMSNorm, _N, eps=1e-2),
     "linear_cross_entropy": _LanguageModel,
 }
+# Of the same class, and in the report of the same words or nearly so.
+OTHERS: dict[str, tuple[Callable[[], nn.Module], ...]] = {
+    "softmax": (partial(nn.Softmax, -1), partial(nn.Softmax, 2)),
+    "log_softmax": (partial(nn.LogSoftmax, 1),),
+    "glu": (partial(nn.GLU, 1),),
+    "layer_norm": (
+        partial(nn.LayerNorm, _N, elementwise_affine=False),
+        partial(nn.LayerNorm, _N, bias=False),
+        partial(nn.LayerNorm, (5, _N)),
+        partial(nn.LayerNorm, _N, eps=1.0),
+    ),
+    "rms_norm": (
+        partial(nn.RMSNorm, _N, elementwise_affine=False),
+        partial(nn.RMSNorm, (5, _N), eps=1e-2),
+        partial(nn.RMSNorm, _N),
+    ),
+}
 
 
 def patched(t: Target) -> Iterator[Outcome]:
@@ -116,8 +133,7 @@ def patched(t: Target) -> Iterator[Outcome]:
         _logits_by_themselves(worst, module, *inputs)
     report.undo()
     worst.expect(type(module) is kind and same_results(_step(module, inputs), before), "not undone", str(report))
-    if isinstance(module, _MLP):
-        _several(worst, module, inputs)
+    _several(worst, module, inputs)
     yield worst.outcome()
 
 
@@ -125,20 +141,27 @@ class _Beside(nn.ModuleList):
     """Each of the same input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([module(x) for module in self], -1)
+        return torch.cat([module(x).flatten() for module in self])
 
 
-def _several(worst: Worst, module: _MLP, inputs: tuple[Tensor, ...]) -> None:
-    """Beside modules of its class that differ in a function, and in a hook that changes what is computed again."""
-    other, hooked = copy.deepcopy(module), copy.deepcopy(module)
-    other.activation = F.sigmoid
-    hooked.down.register_forward_pre_hook(lambda _, args: (args[0].mul_(2),))
-    model = _Beside((module, other, hooked))
+def _several(worst: Worst, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Between modules of its class that differ in an option, a function, or a hook on what is computed again."""
+    t = worst.t
+    before = [_with_random_numbers(t, other()) for other in OTHERS.get(t.case.name, ())]
+    behind = []
+    if isinstance(module, _MLP):
+        other, hooked = copy.deepcopy(module), copy.deepcopy(module)
+        other.activation = F.sigmoid
+        hooked.down.register_forward_pre_hook(lambda _, args: (args[0].mul_(2),))
+        behind = [other, hooked]
+    if not before and not behind:
+        return
+    model = _Beside((*before, module, *behind))
     truth = _step(copy.deepcopy(model).cpu().double(), wide_copies(inputs))
     report = patch(model)
     found = _step(model, inputs)
     results, expected = (x.outputs + x.gradients for x in (found, truth))
-    worst.expect(near(results, expected, worst.t.dtype), "other numbers of several", str(report))
+    worst.expect(near(results, expected, t.dtype), "other numbers of several", str(report))
 
 
 def _logits_by_themselves(worst: Worst, model: _LanguageModel, input_ids: Tensor, labels: Tensor) -> None:
@@ -162,15 +185,20 @@ def _generators(t: Target) -> list[Tensor]:
 
 def _of_random_numbers(t: Target) -> tuple[nn.Module, tuple[Tensor, ...]]:
     make = t.make()
-    module = PLAIN[t.case.name]().to(t.path.device, t.dtype)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(make(*parameter.shape, scale=0.5))
+    module = _with_random_numbers(t, PLAIN[t.case.name]())
     if t.case.name == "linear_cross_entropy":
         labels = make.integers(2, 5, below=_CLASSES)
         labels[0, :2] = -100
         return module, (make.integers(2, 5, below=_CLASSES), labels)
     return module, (make(2, 4, 5, _N),)
+
+
+def _with_random_numbers(t: Target, module: nn.Module) -> nn.Module:
+    make, module = t.make(), module.to(t.path.device, t.dtype)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(make(*parameter.shape, scale=0.5))
+    return module
 
 
 def _step(module: nn.Module, inputs: tuple[Tensor, ...], names: Sequence[str] = ()) -> Evaluation:
