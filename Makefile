@@ -12,7 +12,8 @@ TORCH ?=
 # then torch captures no CUDA graph, as the selftest does.
 TOOL ?= memcheck
 PROGRAM ?= tools/sanitize.py
-# Of ours and of the kit, as they are mangled: torch's kernels take most of the time. Only initcheck has to see what those write.
+# The kernels that are watched, ours and those of the kit's formulas, by parts of their mangled names: torch's take most of the
+# time. initcheck has to see what those write.
 KERNELS := $(if $(filter initcheck,$(TOOL)),,--kernel-name kernel_substring=fastops --kernel-name kernel_substring=kit_kernel)
 # Passed on to the selftest, the benchmark, pytest or info.
 ARGS ?=

@@ -11,9 +11,9 @@ struct Walk {
   dim3 blocks, threads;
 };
 
-// By the sizes and the device alone: tensors that are not aligned have other groups, and so sums in another order. A thread
-// takes eight rows, or fewer where multiprocessors would have less than four blocks. Up to `whole` rows are one block's, whose
-// sums are whole.
+// By the rows, the groups and the device alone. Tensors that are not aligned have other groups of columns, and so sums in
+// another order. A thread takes eight rows, or fewer where multiprocessors would have less than four blocks. Up to `whole` rows
+// are one block's, whose sums are whole.
 inline Walk walk_columns(int64_t rows, int64_t groups, int64_t whole = 32) {
   unsigned x = 1, y = 1;
   while (y < 32 && y < rows) y *= 2;

@@ -193,8 +193,8 @@ FAULTS = (
         GATED,
         "src/fastops/patching/proof.py",
         "patch leaves the random numbers of the module's card elsewhere.",
-        "devices={p.device for p in module.parameters() if p.is_cuda}",
-        "devices=[]",
+        "fork_rng(devices=gpus)",
+        "fork_rng(devices=[])",
         device="cuda",
     ),
     Fault(

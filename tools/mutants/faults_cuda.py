@@ -779,6 +779,15 @@ FAULTS = _on_cuda(
             "own(g));",
         ),
         Fault(
+            "cuda-losses-total-in-float32",
+            4,
+            ("cross_entropy", "linear_cross_entropy"),
+            "cuda/row_total.cu",
+            "Each thread adds up its rows' losses in float32.",
+            "  double sum = 0;\n",
+            "  A sum = 0;\n",
+        ),
+        Fault(
             "cuda-norm-read-twice-on-the-default-stream",
             5,
             ("rms_norm",),

@@ -25,7 +25,7 @@ from .inputs import (
     transposed,
 )
 from .linear import plain as linear
-from .rows import BESIDE_UNITS, one_far_above, pieces
+from .rows import ENDS_IN_BOTH_HALVES, one_far_above, pieces
 
 IGNORED = -100
 
@@ -163,7 +163,7 @@ def samples(dim: int) -> Iterator[Sample]:
     yield sample("shifted", 7, 257, shift=-20.0)
     yield sample("minus_infinity", 7, 257, change=_mask)
     yield sample("minus_infinity_but_for_a_piece", 3, 5504, change=_pieces)
-    for n in BESIDE_UNITS:
+    for n in ENDS_IN_BOTH_HALVES:
         yield sample(f"one_of_{n}_far_above", n, n, change=_one_far_above)
     yield sample("sure", 7, 257, change=_sure)
     for layout in LAYOUTS:

@@ -11,8 +11,9 @@ from torch import Tensor
 from .case import RawCall, Sample
 from .inputs import LAYOUTS, LONG_SLICES, SIZES, Layout, Make, channels_last, row_slice, shortened, stepped, transposed
 
-# Of rows whose last number is in the first half, and in the second, of a unit of two vectors, of each level's size.
-BESIDE_UNITS = (67, 93)
+# Lengths of rows. At every level the last number is in the first half of a half type's unit of two vectors, and in the
+# second.
+ENDS_IN_BOTH_HALVES = (67, 93)
 
 
 def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None, scale: float = 1.0) -> Tensor:
@@ -91,7 +92,7 @@ def samples() -> Iterator[Sample]:
     yield sample("minus_infinity", 7, 257, change=_masked)
     yield sample("minus_infinity_first", 257, 7, dim=0, change=_masked)
     yield sample("minus_infinity_but_for_a_piece", 3, 5504, change=pieces)
-    for n in BESIDE_UNITS:
+    for n in ENDS_IN_BOTH_HALVES:
         yield sample(f"minus_infinity_but_for_one_of_{n}", n, n, change=_but_for_one)
         yield sample(f"one_of_{n}_far_above", n, n, change=one_far_above)
     yield sample("nothing_but_minus_infinity", 5, 67, change=_without_numbers)

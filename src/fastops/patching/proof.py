@@ -79,7 +79,7 @@ def skeleton(module: Module, parameters: Mapping[str, Tensor | None], children: 
 def apart(module: Module) -> Iterator[None]:
     """Neither the caller's modes, nor its random numbers, nor what a strange forward says to it.
 
-    The module is also tried where its parameters are, whose generators are not those of the CPU.
+    A module is tried on its parameters' GPU too: a projection that is made there draws from that GPU's generator.
     """
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
@@ -87,9 +87,11 @@ def apart(module: Module) -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.device("cpu"))
-        for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        has_gpu = torch.cuda.is_available()
+        for device in ("cpu", "cuda") if has_gpu else ("cpu",):
             stack.enter_context(torch.autocast(device, enabled=False))
-        stack.enter_context(torch.random.fork_rng(devices={p.device for p in module.parameters() if p.is_cuda}))
+        gpus = {p.device for p in module.parameters() if p.is_cuda and has_gpu}
+        stack.enter_context(torch.random.fork_rng(devices=gpus))
         yield
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..cases import Make
 from ..patching import patch
 from .accuracy import Evaluation, incoming_gradients, is_learnable, near, wide_copies
 from .bits import all_same
@@ -86,7 +87,7 @@ PLAIN: dict[str, Callable[[], nn.Module]] = {
     "rms_norm": partial(nn.RMSNorm, _N, eps=1e-2),
     "linear_cross_entropy": _LanguageModel,
 }
-# Of the same class, and in the report of the same words or nearly so.
+# Modules of the same class with other options, of which the report may say the same.
 OTHERS: dict[str, tuple[Callable[[], nn.Module], ...]] = {
     "softmax": (partial(nn.Softmax, -1), partial(nn.Softmax, 2)),
     "log_softmax": (partial(nn.LogSoftmax, 1),),
@@ -145,23 +146,25 @@ class _Beside(nn.ModuleList):
 
 
 def _several(worst: Worst, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    """Between modules of its class that differ in an option, a function, or a hook on what is computed again."""
+    """Among modules of its class with another option or function, or a hook that changes what is computed again."""
     t = worst.t
-    before = [_with_random_numbers(t, other()) for other in OTHERS.get(t.case.name, ())]
-    behind = []
+    make = t.make(1)
+    first = [_with_random_numbers(make, other()) for other in OTHERS.get(t.case.name, ())]
+    last = []
     if isinstance(module, _MLP):
         other, hooked = copy.deepcopy(module), copy.deepcopy(module)
         other.activation = F.sigmoid
         hooked.down.register_forward_pre_hook(lambda _, args: (args[0].mul_(2),))
-        behind = [other, hooked]
-    if not before and not behind:
+        last = [other, hooked]
+    if not first and not last:
         return
-    model = _Beside((*before, module, *behind))
+    model = _Beside((*first, module, *last))
     truth = _step(copy.deepcopy(model).cpu().double(), wide_copies(inputs))
     report = patch(model)
     found = _step(model, inputs)
     results, expected = (x.outputs + x.gradients for x in (found, truth))
     worst.expect(near(results, expected, t.dtype), "other numbers of several", str(report))
+    worst.expect(len(report.swapped) > len(first), "one of several is left", str(report))
 
 
 def _logits_by_themselves(worst: Worst, model: _LanguageModel, input_ids: Tensor, labels: Tensor) -> None:
@@ -185,7 +188,7 @@ def _generators(t: Target) -> list[Tensor]:
 
 def _of_random_numbers(t: Target) -> tuple[nn.Module, tuple[Tensor, ...]]:
     make = t.make()
-    module = _with_random_numbers(t, PLAIN[t.case.name]())
+    module = _with_random_numbers(make, PLAIN[t.case.name]())
     if t.case.name == "linear_cross_entropy":
         labels = make.integers(2, 5, below=_CLASSES)
         labels[0, :2] = -100
@@ -193,8 +196,8 @@ def _of_random_numbers(t: Target) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return module, (make(2, 4, 5, _N),)
 
 
-def _with_random_numbers(t: Target, module: nn.Module) -> nn.Module:
-    make, module = t.make(), module.to(t.path.device, t.dtype)
+def _with_random_numbers(make: Make, module: nn.Module) -> nn.Module:
+    module = module.to(make.device, make.dtype)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(make(*parameter.shape, scale=0.5))

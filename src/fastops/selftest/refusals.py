@@ -20,7 +20,7 @@ from .checks import Outcome, is_of_a_kernel, is_refusal, is_statistic
 from .forms import Form, Worst, few, results_of, rows_apart
 from .target import Target, parameters_of
 
-# Of what comes through the stable ABI, in C++.
+# Before 2.13 PyTorch prints in C++ what comes through the stable ABI.
 _ERRORS_ARE_PRINTED = torch.__version__ < "2.13"
 
 
@@ -207,7 +207,10 @@ def error_of(call: Callable[[], Any]) -> Exception | None:
 
 @contextmanager
 def _unprinted() -> Iterator[None]:
-    """Without what C++ writes to stderr: people would take it for errors of the selftest."""
+    """Without what C++ writes to stderr, which people would take for errors of the selftest. For one thread alone.
+
+    Nor is the last word of a process that ends here to be seen: which check it was is in the report.
+    """
     stderr = os.dup(2)
     try:
         with open(os.devnull, "wb") as nothing:
