@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 KINDS = {
@@ -35,3 +36,7 @@ class Fault(NamedTuple):
     @property
     def compiled(self) -> bool:
         return not self.file.endswith(".py")
+
+
+def on_cuda(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    return tuple(fault._replace(device="cuda") for fault in faults)

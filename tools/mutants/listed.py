@@ -10,6 +10,7 @@ import faults_aten
 import faults_calls
 import faults_cpu
 import faults_cuda
+import faults_cuda_norms
 import faults_host
 import faults_modules
 import faults_python
@@ -23,6 +24,7 @@ FAULTS = (
     *faults_aten.FAULTS,
     *faults_calls.FAULTS,
     *faults_around.FAULTS,
+    *faults_cuda_norms.FAULTS,
     *faults_cuda.FAULTS,
 )
 
