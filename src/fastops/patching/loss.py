@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..sharding import is_sharded
 from .deferred import DTYPES, Deferred, deferred, has_hooks
-from .proof import unlike_its_class
+from .proof import same_random_numbers, unlike_its_class
 from .swap import Members, Module, Site, Swap
 
 Linear = torch.nn.Linear
@@ -136,7 +136,6 @@ def _batch(model: Module, head: Any) -> Mapping[str, Tensor]:
 def _aside(model: Module, device: torch.device) -> Iterator[None]:
     """Evaluation, with gradients, and afterwards modes and random numbers as they were."""
     training = {m: m.training for m in model.modules()}
-    devices = [device] if device.type == "cuda" else []
     try:
         for m in training:
             m.training = False
@@ -144,7 +143,7 @@ def _aside(model: Module, device: torch.device) -> Iterator[None]:
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.autocast(device.type, enabled=False),
-            torch.random.fork_rng(devices=devices),
+            same_random_numbers(model),
         ):
             yield
     finally:

@@ -6,7 +6,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import MethodType
 from typing import Any, TypeVar
@@ -87,12 +87,16 @@ def apart(module: Module) -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.device("cpu"))
-        has_gpu = torch.cuda.is_available()
-        for device in ("cpu", "cuda") if has_gpu else ("cpu",):
+        for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
             stack.enter_context(torch.autocast(device, enabled=False))
-        gpus = {p.device for p in module.parameters() if p.is_cuda and has_gpu}
-        stack.enter_context(torch.random.fork_rng(devices=gpus))
+        stack.enter_context(same_random_numbers(module))
         yield
+
+
+def same_random_numbers(module: Module) -> AbstractContextManager[None]:
+    """The generators of the CPU and of all GPUs that the module is on are afterwards what they were."""
+    gpus = {p.device for p in module.parameters() if p.is_cuda} if torch.cuda.is_available() else ()
+    return torch.random.fork_rng(devices=gpus)
 
 
 def numbers(shape: tuple[int, ...], seed: int, mean: float = 0.0, scale: float = 1.0) -> Tensor:
