@@ -16,6 +16,7 @@ import torch
 
 from ..cases import by_name
 from .aten_case import PREFIX, aten_case
+from .checks import threads
 from .runner import Group, Result, Step, failure_of, run, steps
 from .target import Path, Target, on_path
 
@@ -51,10 +52,13 @@ def processes_for(groups: Sequence[Group], wanted: int | None) -> int:
     if wanted is not None:
         return wanted
     targets = sum(len(group) for _, _, group in groups)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpus = {path.device for _, path, _ in groups if path.device.type == "cuda"}
     room = [torch.cuda.get_device_properties(gpu).total_memory // _OF_A_GPU for gpu in gpus]
-    return max(1, min(MOST, cores, targets // _TARGETS_A_PROCESS, *room))
+    return max(1, min(MOST, _cores(), targets // _TARGETS_A_PROCESS, *room))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def shared_steps(groups: Sequence[Group], processes: int) -> Iterator[Step]:
@@ -62,6 +66,7 @@ def shared_steps(groups: Sequence[Group], processes: int) -> Iterator[Step]:
     # A process that has used CUDA or OpenMP cannot be forked; one that has only imported can, and does it for all.
     context = multiprocessing.get_context(START_METHOD)
     context.set_forkserver_preload([__name__])
+    share = max(1, _cores() // processes)
     idle: queue.SimpleQueue[ProcessPoolExecutor] = queue.SimpleQueue()
     for _ in range(processes):
         idle.put(ProcessPoolExecutor(1, context))
@@ -71,7 +76,7 @@ def shared_steps(groups: Sequence[Group], processes: int) -> Iterator[Step]:
         results, usable = [failure_of(target, "process", "the process that ran this was ended by it")], False
         try:
             with contextlib.suppress(BrokenProcessPool):
-                pid, found = process.submit(os.getpid), process.submit(_work, _task(target))
+                pid, found = process.submit(os.getpid), process.submit(_work, _task(target), share)
                 if wait([found], SILENCE).done:
                     results, usable = found.result()
                 else:
@@ -84,8 +89,8 @@ def shared_steps(groups: Sequence[Group], processes: int) -> Iterator[Step]:
                 process = ProcessPoolExecutor(1, context)
             idle.put(process)
 
-    with ThreadPoolExecutor(processes) as threads:
-        yield from steps(groups, threads.map(work, (target for _, _, group in groups for target in group)))
+    with ThreadPoolExecutor(processes) as pool:
+        yield from steps(groups, pool.map(work, (target for _, _, group in groups for target in group)))
     for _ in range(processes):
         idle.get().shutdown()
 
@@ -102,11 +107,17 @@ def _task(target: Target) -> _Task:
     )
 
 
-def _work(task: _Task) -> tuple[list[Result], bool]:
-    """Results, and whether the process can go on: behind an error of a GPU nothing runs there any more."""
+def _work(task: _Task, share: int) -> tuple[list[Result], bool]:
+    """Results, and whether the process can go on: behind an error of a GPU nothing runs there any more.
+
+    A GPU's targets have ``share`` threads for their truths: more threads than cores wait for one another. The CPU's
+    have torch's own number, which is what its kernels are called with.
+    """
     target = task.target()
-    results = list(run(target))
-    if task.path.device.type == "cuda":
+    on_gpu = task.path.device.type == "cuda"
+    with threads(min(share, torch.get_num_threads())) if on_gpu else contextlib.nullcontext():
+        results = list(run(target))
+    if on_gpu:
         try:
             torch.cuda.synchronize(task.path.device)
             torch.cuda.empty_cache()  # the other processes want memory as well
