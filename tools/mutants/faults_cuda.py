@@ -53,6 +53,15 @@ FAULTS = on_cuda(
             "return e;",
         ),
         Fault(
+            "cuda-softmax-short-power",
+            4,
+            SOFTMAXES,
+            "cuda/softmax.cu",
+            "A half type's softmax in float32 takes the power that is for results of a half type.",
+            "  R* output;\n  Exponent<A, sizeof(R) == 2> exponent;",
+            "  R* output;\n  Exponent<A, sizeof(T) == 2> exponent;",
+        ),
+        Fault(
             "cuda-entropy-of-minus-infinity",
             2,
             ("log_prob", "linear_log_prob"),

@@ -320,6 +320,15 @@ FAULTS = on_cuda(
             "own(g));",
         ),
         Fault(
+            "cuda-norm-held-odd-vector",
+            1,
+            ("add_layer_norm",),
+            "cuda/norm_forward_held.cu",
+            "The one length whose first half has a vector more than three a thread is taken for three.",
+            "args.n / kVector<T> <= 3 * kParts * kPartThreads;",
+            "args.n / (kParts * kVector<T>) <= 3 * kPartThreads;",
+        ),
+        Fault(
             "cuda-norm-read-twice-on-the-default-stream",
             5,
             ("rms_norm",),

@@ -243,6 +243,9 @@ def rope(norm: bool) -> Calls:
         narrow = {"cos": half[0], "sin": half[1]}
         odd = {"cos": half[0, :, :3], "sin": half[1, :, :3]}
         by_token = {"q": q.movedim(-2, -3).contiguous(), "k": k.movedim(-2, -3).contiguous(), "seq_dim": -3}
+        # Some of their dimensions are a batch's, others have no numbers of their own or steps between.
+        of_some = make.integers(2, 1, 10, below=5)[..., ::2]
+        spread = {"q": make(2, 3, 3, 5, 8), "k": make(2, 3, 2, 5, 8), "seq_dim": -2, "positions": of_some}
         yield from _each(
             tensors,
             {},
@@ -254,6 +257,7 @@ def rope(norm: bool) -> Calls:
             {"seq_dim": 2},
             {"q": q.movedim(-2, 0).contiguous(), "k": k.movedim(-2, 0).contiguous(), "seq_dim": 0},
             {"positions": positions[0]},
+            spread,
             {"cos": full[0].to(other), "sin": full[1].to(other)},
             {"cos": of_both[..., :8], "sin": of_both[..., 8:], "positions": None},
             {"k": None} | ({"k_weight": None} if norm else {}),

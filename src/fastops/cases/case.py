@@ -136,6 +136,7 @@ class Case:
     constants: tuple[int, ...] = ()  # tensor arguments that learn nothing in what is timed
     dtypes: tuple[torch.dtype, ...] = DTYPES
     wide_outputs: bool = False  # of float32 for the half types
+    own_digits: bool = False  # a result that is asked for in a finer dtype has that one's digits
     # (function, make): names, results, truths; an error is at most OVER_ONE_ROUNDING times that of the truth rounded.
     rounded_once: Callable[..., Iterator[tuple[str, Tensor, Tensor]]] | None = None
     # Every optional tensor, then each option; of the first each combination without those tensors is tried.

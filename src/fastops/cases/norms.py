@@ -149,7 +149,8 @@ class Norm:
         yield sample("mean10000", (7,), (768,), shift=1e4, unlike_torch_on_cuda=self.layer)
         for n in (8192, 20480):
             yield sample(f"mean10000_of_{n}", (3,), (n,), shift=1e4, unlike_torch_on_cuda=self.layer)
-        yield sample("mean200", (7,), (768,), shift=200.0, unlike_torch_on_cuda=self.layer)
+        for mean in (200, -200):
+            yield sample(f"mean{mean}", (7,), (768,), shift=mean, unlike_torch_on_cuda=self.layer)
         yield self._far_first("far_first", 4096, 32)
         yield self._far_first("far_first_short", 1024, 64)
         yield sample("constant_rows", (7,), (257,), scale=0.0, shift=3.0)

@@ -99,6 +99,7 @@ def samples() -> Iterator[Sample]:
     yield sample("slices_of_longer", 37, 129, 61, layout=shortened)
     yield sample(LONG_SLICES, 2, 2, 16411, layout=shortened)
     yield sample("float32", 37, 129, wide=True)
+    yield sample("float32_far_below", 37, 163, wide=True, change=_far_below)
     yield sample("float32_first", 129, 37, dim=0, wide=True)
     yield sample("float32_small", 4, 3, wide=True, small=True)
     yield sample("float32_sliced", 37, 67, wide=True, layout=row_slice)
@@ -144,6 +145,15 @@ def _but_for_one(x: Tensor) -> Tensor:
 def one_far_above(x: Tensor) -> Tensor:
     """e to its power is not finite in float32."""
     return x.add_(_in_turn(x), alpha=120.0)
+
+
+def _far_below(x: Tensor) -> Tensor:
+    """Half of each row is 0, so that gradients do not cancel. The others are whole numbers down to -80.
+
+    A power's relative error grows with its exponent. Of whole numbers no difference from the largest is rounded.
+    """
+    whole = torch.arange(x.shape[-1], device=x.device)
+    return x.copy_(torch.where(whole % 2 == 0, 0, -(whole // 2)))
 
 
 def _in_turn(x: Tensor) -> Tensor:

@@ -165,9 +165,20 @@ def errors(case: Case, args: tuple[Any, ...], result: Evaluation, truth: Evaluat
     """("forward" or "gradient", ulps) for each output and each gradient."""
     result = result.on_cpu()
     for out, expected in zip(result.outputs, truth.outputs, strict=True):
-        yield "forward", ulps(out, expected, relative=case.relative, dtype=_coarser(out.dtype, args))
+        yield "forward", _output_error(case, args, out, expected)
     for k, (gradient, expected) in enumerate(zip(result.gradients, truth.gradients, strict=True)):
         yield "gradient", gradient_error(case, args, k, gradient, expected, result.outputs[0].numel())
+
+
+def _output_error(case: Case, args: tuple[Any, ...], out: Tensor, expected: Tensor) -> float:
+    """In ulps of the coarser of its dtype and the first argument's. Of a finer dtype's digits as large a part of that
+    one's bound counts as of the coarser's.
+    """
+    own, coarse = out.dtype, _coarser(out.dtype, args)
+    if own == coarse or not case.own_digits:
+        return ulps(out, expected, relative=case.relative, dtype=coarse)
+    of_bounds = case.bounds[coarse].forward / case.bounds[own].forward
+    return ulps(out, expected, relative=case.relative, dtype=own) * of_bounds
 
 
 def _coarser(dtype: torch.dtype, args: tuple[Any, ...]) -> torch.dtype:

@@ -15,7 +15,7 @@ from ..cases.inputs import LONG_SLICES, reversed_memory
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable, tensors_of, wide_copies
 from .bits import all_same
 from .checks import Outcome, same_results, threads
-from .forms import Form, Worst, few, mixed, of_samples, subsets
+from .forms import Form, Worst, few, mixed, of_samples, subsets, table
 from .refusals import error_of
 from .target import Target
 
@@ -25,7 +25,8 @@ LARGEST_SLICED = 5000  # elements
 def gradients_asked_for(t: Target) -> Iterator[Outcome]:
     """Of each set of inputs that learn and of outputs that are used, the gradients; nothing else has one."""
     worst = Worst(t, "gradients of any inputs and outputs")
-    for form in itertools.chain(few(t), mixed(t), _of_wide_parameters(t), of_samples(t, _vectors(t))):
+    others = _of_wide_parameters(t), of_samples(t, _vectors(t)), _several(t), _without_a_mean(t)
+    for form in itertools.chain(few(t), mixed(t), *others):
         whole = [x.requires_grad_() if is_learnable(x) else x for x in wide_copies(form.args)]
         learnable = [whole[k] for k in form.learnable]
         expected = form.plain(*whole)
@@ -59,6 +60,19 @@ def gradients_asked_for(t: Target) -> Iterator[Outcome]:
                     gradient = torch.zeros_like(args[k]) if gradient is None else gradient
                     worst.gradient(form, at, gradient, truth[at], f"{where}, outputs {used}")
     yield worst.outcome()
+
+
+def _several(t: Target) -> Iterator[Form]:
+    """The other calls of the table that have more than one result."""
+    calls = itertools.islice(table(t), 1, None) if t.first else ()
+    return (form for form in calls if len(form.ours(*form.args)) > 1)
+
+
+def _without_a_mean(t: Target) -> Iterator[Form]:
+    """Of weights that are 0 it is 0 / 0, and the logarithm of the sum beside it has its gradient all the same."""
+    form = next(iter(few(t)))
+    if "return_lse" in form.given:
+        yield form.with_given({"weight": torch.zeros_like(form.given["weight"]), "reduction": "mean"})
 
 
 def _of_wide_parameters(t: Target) -> Iterator[Form]:

@@ -168,15 +168,18 @@ def _several(worst: Worst, module: nn.Module, inputs: tuple[Tensor, ...]) -> Non
 
 
 def _logits_by_themselves(worst: Worst, model: _LanguageModel, input_ids: Tensor, labels: Tensor) -> None:
-    """Deferred ones keep a gradient that is asked for, and are no others once the weights have changed."""
+    """Deferred ones keep a gradient that is asked for, and are no others once what they are made of has changed."""
     logits = model.head(model.embedding(input_ids))
     logits.retain_grad()
     F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
     worst.expect(logits.grad is not None, "no gradient", "logits that keep theirs")
-    logits = model.head(model.embedding(input_ids))
-    with torch.no_grad():
-        model.head.weight.mul_(1)
-    worst.expect(isinstance(error_of(logits.sum), RuntimeError), "no error", "logits after the weights have changed")
+    for which in ("input", "weight", "bias"):
+        hidden = model.embedding(input_ids)
+        logits = model.head(hidden)
+        with torch.no_grad():
+            {"input": hidden, "weight": model.head.weight, "bias": model.head.bias}[which].mul_(1)
+        found = error_of(logits.sum)
+        worst.expect(isinstance(found, RuntimeError), f"no error, got {found!r}", f"logits whose {which} has changed")
     model.zero_grad(set_to_none=True)
 
 

@@ -126,6 +126,10 @@ def autocast(t: Target) -> Iterator[Outcome]:
             where = f"{form.text} under {low}"
             truth = cast.truth(incoming_gradients(found.outputs))
             worst.compare(cast, found, truth, where, cast.args[0].dtype)
+            if "linear_weight" in form.names:
+                k = form.learnable.index(form.names.index("linear_weight"))
+                exact = _as_exact(found.gradients[k].cpu(), truth.gradients[k])
+                worst.expect(exact, "the weight's gradient is rounded to a half type", where)
             dtype = form.given.get("dtype") or results or result_dtype(t.case, t.dtype)
             worst.expect(found.outputs[0].dtype == dtype, f"result must be {dtype}", where)
             if "dtype" in parameters_of(t.case):

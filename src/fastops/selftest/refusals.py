@@ -25,12 +25,16 @@ _ERRORS_ARE_PRINTED = torch.__version__ < "2.13"
 
 
 def invalid_arguments(t: Target) -> Iterator[Outcome]:
-    """Of another type each argument, of another shape or device each tensor behind the first, and wrong options."""
+    """Of another type each argument, of another shape or device each tensor behind the first, and wrong options, also
+    without the tensors that need not be there.
+    """
     worst = Worst(t, "errors that name the operator")
     form = next(iter(few(t)))
     right = dict(zip(form.names, form.args, strict=True)) | form.given
+    optional = (n for n, p in parameters_of(t.case).items() if p.annotation == "Tensor | None")
+    alone = right | dict.fromkeys(optional)
 
-    def refused(name: str, value: Any, kind: type[Exception], what: str) -> None:
+    def refused(name: str, value: Any, kind: type[Exception], what: str, right: dict[str, Any] = right) -> None:
         error = error_of(lambda: t.case.function(**(right | {name: value})))
         named = is_refusal(error, t.case.name) and (kind is RuntimeError or name in str(error))
         worst.expect(isinstance(error, kind) and named, f"{name} {what}: expected {kind.__name__}", repr(error))
@@ -39,7 +43,8 @@ def invalid_arguments(t: Target) -> Iterator[Outcome]:
         kind, values = REFUSED.get(name, (TypeError, ()))
         refused(name, object(), OF_ANOTHER_TYPE.get(name, TypeError), "of another type")
         for value in (*values, *(UNDERFLOWING.get(name, ()) if t.dtype != torch.float64 else ())):
-            refused(name, value, kind, f"of {value}")
+            for given, where in ((right, ""), (alone, " beside no other")):
+                refused(name, value, kind, f"of {value}{where}", given)
         if "float" in str(parameter.annotation):
             refused(name, torch.tensor(1.0), TypeError, "as a tensor")
         if name in t.case.fixed:
@@ -49,8 +54,8 @@ def invalid_arguments(t: Target) -> Iterator[Outcome]:
         refused(name, right[name].to("meta"), RuntimeError, "on another device")
     for call in t.case.calls(t.make()):
         if "target" in call.arguments and call.arguments["target"].is_floating_point():
-            right = call.arguments
-            refused("ignore_index", 1, RuntimeError, "beside probabilities")
+            for index in (0, 1):
+                refused("ignore_index", index, RuntimeError, "beside probabilities", call.arguments)
     if t.first and t.path.kind == "cpu":
         error = error_of(lambda: _C.set_isa("none"))  # FASTOPS_CPU_ISA goes through the same function
         worst.expect(
