@@ -51,6 +51,14 @@ def whole_graph(f: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(f, fullgraph=True, backend="aot_eager", dynamic=False)
 
 
+@pytest.mark.parametrize("op", ["swiglu", "geglu", "reglu", "glu"])
+def test_integers_of_two_dtypes_are_no_floating_point(op: str) -> None:
+    first, second = torch.ones(2, 3, dtype=torch.int32), torch.ones(2, 3, dtype=torch.uint8)
+    call = (lambda: fastops.glu(first, gate=second)) if op == "glu" else lambda: getattr(fastops, op)(first, second)
+    with pytest.raises(RuntimeError, match=rf"\[{op}\] .* must be floating point, got torch.int32"):
+        call()
+
+
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("op", ALONE)
 def test_parameters_of_any_dtype(op: str, compiled: bool, device: torch.device) -> None:

@@ -11,6 +11,12 @@ from torch import Tensor
 
 def promoted(tensors: Sequence[Tensor]) -> torch.dtype:
     """The dtype of a function of these tensors, as torch's own promote: floating point at least."""
+    dtype = product_dtype(tensors)
+    return dtype if _category(dtype) else torch.get_default_dtype()
+
+
+def product_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
+    """The dtype of their product, an integer's of integers."""
     with_dims = [t.dtype for t in tensors if t.dim()]
     without = [t.dtype for t in tensors if not t.dim()]
     dtype = functools.reduce(torch.promote_types, with_dims or without)
@@ -19,7 +25,7 @@ def promoted(tensors: Sequence[Tensor]) -> torch.dtype:
         if _category(scalar) > _category(dtype):
             one, none = torch.empty(1, dtype=dtype, device="meta"), torch.empty((), dtype=scalar, device="meta")
             dtype = torch.result_type(one, none)
-    return dtype if _category(dtype) else torch.get_default_dtype()
+    return dtype
 
 
 def _category(dtype: torch.dtype) -> int:

@@ -28,7 +28,20 @@ LEFT_ACTIVATIONS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: type("ReLU", (nn.ReLU,), {"forward": lambda self, x: x.clamp(0, 60)})(),
         "ReLU: it is not relu: float64: 0.",
     ),
+    "of a number": (
+        lambda: type("Scaled", (nn.Sigmoid,), {"__init__": _by_one, "forward": _scaled})(),
+        "Scaled: its result depends on its attribute by",
+    ),
 }
+
+
+def _by_one(self: nn.Module) -> None:
+    nn.Module.__init__(self)
+    self.by = 1
+
+
+def _scaled(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.sigmoid(x) * self.by
 
 
 @pytest.mark.parametrize("name", GATED)

@@ -160,4 +160,22 @@ FAULTS = (
         "const DType kept = dtype_of_parameters(input, weight, bias);",
         device="cuda",
     ),
+    Fault(
+        "aten-layer-norm-means-below-zero",
+        4,
+        ("layer_norm",),
+        "cpp/aten/layer_norm.cpp",
+        "Only of rows with a positive mean is it found again what rounding took of aten's.",
+        "if (!(std::abs(static_cast<double>(mean[row])) * static_cast<double>(rstd[row]) > most)) continue;",
+        "if (!(static_cast<double>(mean[row]) * static_cast<double>(rstd[row]) > most)) continue;",
+    ),
+    Fault(
+        "aten-layer-norm-statistics-of-a-bias-alone",
+        2,
+        ("layer_norm",),
+        "cpp/aten/layer_norm.cpp",
+        "Beside a bias alone aten's statistics have the input's dtype, not the bias's.",
+        "return *dtype_of(weight ? *weight : bias ? *bias : input);",
+        "return *dtype_of(weight ? *weight : bias && same_dtype(*bias, input) ? *bias : input);",
+    ),
 )

@@ -637,4 +637,13 @@ FAULTS = (
         "    if (p.row_scale) f.row = splat(canonical(static_cast<const A*>(p.row_scale)[r]));\n    pointwise_run<",
         "    if (p.row_scale) f.row = splat(static_cast<const A*>(p.row_scale)[r]);\n    pointwise_run<",
     ),
+    Fault(
+        "cpu-rows-total-from-zero",
+        1,
+        ("log_softmax", "softmax"),
+        "cpp/cpu/engine/rows.h",
+        "Where segments of a row are shared among threads, the first one's peak and sums are merged with zeros.",
+        "add_segment(total, found + kRowFound * (r * of_row + i), i == 0);",
+        "add_segment(total, found + kRowFound * (r * of_row + i), false);",
+    ),
 )

@@ -35,8 +35,11 @@ def gated(first: str, second: str, *own: Options) -> Calls:
         turns = {second: None, "interleaved": True}
         # Whose squares overflow in float32.
         far = (tensors | {first: _far(tensors[first], 1e20)} | given for given in own if "approximate" in given)
+        # At the limit itself both have derivatives.
+        at_limit = {first: tensors[first].clamp(max=1.25), second: tensors[second].clamp(-1.25, 1.25)}
         options: tuple[Options, ...] = (
             {"limit": 1.25, "offset": 0.5},
+            {"limit": 1.25, **at_limit},
             {"limit": 0.7, "row_scale": None},
             {"offset": -1.4, "row_scale": None},
             {"limit": 0.0, "offset": 1},

@@ -87,6 +87,7 @@ def samples() -> Iterator[Sample]:
     yield sample("equal", 7, 257, scale=0.0, shift=3.0)
     yield sample("far", 7, 257, scale=10.0)
     yield sample("far_below", 7, 257, shift=-1e4)
+    yield sample("far_below_for_threads_together", 1, 70001, shift=-1e3)
     yield sample("values_near_6e4", 7, 257, scale=4.0, shift=6e4)
     yield sample("far_below_all_others", 7, 257, change=_lowest)
     yield sample("minus_infinity", 7, 257, change=_masked)

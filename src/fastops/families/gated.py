@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .._arguments import check_numbers, check_tensors, type_error
 from .._operator import Operator, elementwise_batch, wide
-from .._promotion import promoted
+from .._promotion import product_dtype
 from ..sharding import EMPTY, Call, Output, Split, apart
 from .row import as_integer, from_the_end
 
@@ -321,7 +321,7 @@ def gated_arguments(
     if second is not None:
         check_tensors(name, **{unit.second: second})
         if first.dtype != second.dtype:
-            dtype = promoted((first, second))
+            dtype = product_dtype((first, second))
             first, second = first.to(dtype), second.to(dtype)
     if type(dim) is not int:
         dim = as_integer(name, dim)

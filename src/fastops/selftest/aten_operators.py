@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, product
 from typing import Any
@@ -17,7 +17,7 @@ from .accuracy import evaluate, incoming_gradients, near
 from .aten_case import function_of
 from .checks import Outcome
 from .dispatched import Calls, Dispatched
-from .forms import Form, Worst, few, of_calls, subsets, table
+from .forms import Form, Worst, few, of_calls, subsets
 from .refusals import error_of
 from .target import Target
 from .transforms import layout
@@ -59,20 +59,24 @@ def of_two_dtypes(t: Target) -> Iterator[Outcome]:
     for form, call in _forwards(t):
         for k, dtype in product(range(1, len(form.args)), DTYPES):
             other = form.with_arg(k, form.args[k].to(dtype))
-            by_itself = partial(evaluate, partial(_by_itself, call), other.args)
+            by_itself = partial(evaluate, lambda *given: _of(call, given).again()[0], other.args)  # noqa: B023
             if error_of(by_itself):  # aten's does not take them
                 continue
+            described = [_described(_of(call, other.args).again())]
             with enabled(function_of(t)):
+                described.append(_described(_of(call, other.args).again()))
                 found = by_itself()
             truth = other.truth(incoming_gradients(found.outputs))
             close = near(found.outputs + found.gradients, truth.outputs + truth.gradients, t.dtype)
-            worst.expect(close, "other numbers", f"{call.name} of {form.text}, {form.names[k]} of {dtype}")
+            where = f"{call.name} of {form.text}, {form.names[k]} of {dtype}"
+            worst.expect(close, "other numbers", where)
+            worst.expect(described[0] == described[1], "another shape, dtype or stride", where)
     yield worst.outcome()
 
 
 def _forwards(t: Target) -> Iterator[tuple[Form, Dispatched]]:
-    """The table's calls, and the call of aten's operator that each is made of."""
-    for form in table(t):
+    """The table's calls, without optional tensors too, and the call of aten's operator that each is made of."""
+    for form in of_calls(t):
         with enabled(function_of(t)), Calls() as calls:
             form.ours(*form.args)
         yield from ((form, call) for call in calls.of(*_names(t))[:1])
@@ -82,8 +86,7 @@ def _names(t: Target) -> tuple[str, ...]:
     return tuple(f"aten::{name}" for name in _C.overridden()[function_of(t)])
 
 
-def _by_itself(call: Dispatched, *tensors: Tensor) -> Tensor:
+def _of(call: Dispatched, tensors: Sequence[Tensor]) -> Dispatched:
+    """With these in place of its tensors."""
     given = iter(tensors)
-    args = tuple(next(given) if isinstance(x, Tensor) else x for x in call.args)
-    result: Tensor = call._replace(args=args).again()[0]
-    return result
+    return call._replace(args=tuple(next(given) if isinstance(x, Tensor) else x for x in call.args))

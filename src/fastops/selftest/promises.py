@@ -15,8 +15,10 @@ from ..cases import by_name
 from ..cases.inputs import DTYPES, HALVES
 from . import (
     compiled,
+    deferred_logits,
     gradients,
     kept,
+    left_alone,
     modules,
     not_numbers,
     overridden,
@@ -243,16 +245,16 @@ def other_dtypes(t: Target) -> Iterator[Outcome]:
 def _of_other_numbers(worst: Worst, also: str = "") -> None:
     """Of integers and complex numbers what torch's own op gives, or an error that names the operator."""
     case, device = worst.t.case, worst.t.path.device
-    for sample, dtype in product(case.small_samples, _OTHERS):
-        turned = (1 + 0.5j) if dtype.is_complex else 1
+    for sample, dtypes in product(case.small_samples, _OTHERS):
         args = tuple(
-            (3 * x).abs().mul(turned).to(dtype) if is_learnable(x) else x for x in sample.args(device, torch.float32)
+            _of_numbers(x, dtypes[k % len(dtypes)]) if is_learnable(x) else x
+            for k, x in enumerate(sample.args(device, torch.float32))
         )
         wanted: tuple[dict[str, Any], ...] = ({},)
         if "dtype" in parameters_of(case) and len(args) < 1 + [*parameters_of(case)].index("dtype"):
             wanted = ({}, {"dtype": torch.float32})
         for options in wanted:
-            where = f"{sample.name} of {dtype}{also} {options or ''}"
+            where = f"{sample.name} of {', '.join(map(str, dtypes))}{also} {options or ''}"
             torchs, error = case.torch_op, error_of(partial(case.function, *args, **options))
             if torchs is None or error_of(partial(torchs, *args, **options)):
                 worst.expect(not error or is_refusal(error, case.name), str(error), where)
@@ -266,7 +268,12 @@ def _of_other_numbers(worst: Worst, also: str = "") -> None:
                 worst.expect(near, "not torch's own", where)
 
 
-_OTHERS = (torch.int32, torch.uint8, torch.bool, torch.complex64)
+# Of the first argument, the second and so on in turn.
+_OTHERS = (torch.int32,), (torch.uint8,), (torch.bool,), (torch.complex64,), (torch.int32, torch.uint8)
+
+
+def _of_numbers(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return (3 * x).abs().mul((1 + 0.5j) if dtype.is_complex else 1).to(dtype)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -388,6 +395,8 @@ PROMISE_CHECKS: tuple[Check, ...] = (
     overridden.overridden,
     modules.modules,
     patched.patched,
+    left_alone.left_alone,
+    deferred_logits.deferred_logits,
     rotary.rotary_tables,
     sums_of_losses,
     threads,

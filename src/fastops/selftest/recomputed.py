@@ -16,13 +16,13 @@ from .forms import Form, Worst, few, of_calls
 from .refusals import error_of
 from .target import Target
 from .together import on_cpu
-from .transforms import SECOND, double_backward
+from .transforms import SECOND, double_backward, third_derivatives
 
 
 def recomputed(t: Target) -> Iterator[Outcome]:
     """Under ``torch.utils.checkpoint`` and ``save_on_cpu``: the bits of the call by itself.
 
-    Under the latter also of a backward, and of second derivatives their numbers.
+    Under the latter also of a backward, and of second and third derivatives their numbers.
     """
     if not t.first:
         return
@@ -38,6 +38,11 @@ def recomputed(t: Target) -> Iterator[Outcome]:
             found, again = evaluate(form.ours, form.args), _second_derivatives(form)
         worst.expect(same_results(found, alone), "other bits of a backward there", form.text)
         worst.small(SECOND, again, [x.double() for x in on_cpu(second)], f"second derivatives of {form.text}")
+        third = third_derivatives(form.ours, form.args, form.learnable)
+        with torch.autograd.graph.save_on_cpu():
+            again = third_derivatives(form.ours, form.args, form.learnable)
+        for a, b in zip(again, third, strict=True):  # whose roundings grow with each
+            worst.expect(torch.allclose(a, b, 1e-3, 1e-3 * float(b.abs().max())), "a third derivative", form.text)
     yield worst.outcome()
 
 

@@ -1,0 +1,108 @@
+"""Logits of a head that :func:`fastops.patch` has with ``loss=True``: what may be done with them before the loss."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..patching import patched as patched_for
+from .accuracy import near
+from .checks import MAIN_DTYPES, Outcome
+from .forms import Worst
+from .patched import CLASSES, LanguageModel, of_random_numbers
+from .refusals import error_of
+from .target import Target
+
+_OPTIONS: tuple[dict[str, Any], ...] = (
+    {"reduction": "none"},
+    {"reduction": "sum", "ignore_index": 3},
+    {"label_smoothing": 0.1},
+    {"weight": torch.linspace(0.5, 2, CLASSES)},
+    {"reduce": False},
+    {"size_average": False},
+    {"size_average": False, "reduce": True},
+)
+# What may stand between a head and its loss, and what reads the logits there.
+_STEPS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda z: z * 0.7,
+    lambda z: -1.5 * z,
+    lambda z: z / 3,
+    lambda z: 2.5 * torch.tanh(z / 2.5),
+    lambda z: 2.5 * torch.tanh(0.5 * z / 2.5) * -2,
+    lambda z: z.float(),
+    lambda z: z.double(),
+    lambda z: z[:, 1:],
+    lambda z: z[1],
+    lambda z: z[..., :-1, :].contiguous(),
+    lambda z: z[..., : CLASSES // 2],
+    lambda z: z.view(-1, CLASSES).clone(),
+    lambda z: z + 1,
+    lambda z: z.sort(-1).values,
+    lambda z: z.relu(),
+    lambda z: z.masked_fill(z > 1, -2.0),
+)
+
+
+def deferred_logits(t: Target) -> Iterator[Outcome]:
+    """Whatever is done with them, loss and gradients are those of the head alone; a gradient that is asked for is kept,
+    and they are no others once what they are made of has changed.
+    """
+    if t.case.name != "linear_cross_entropy" or t.dtype not in MAIN_DTYPES:
+        return
+    worst = Worst(t, "logits of a patched head")
+    model, (input_ids, labels) = of_random_numbers(t)
+    assert isinstance(model, LanguageModel)
+    labels = labels.where(labels < CLASSES // 2, 0)
+    for options in _OPTIONS:
+        given = {n: v.to(t.path.device, t.dtype) if isinstance(v, Tensor) else v for n, v in options.items()}
+        _same_loss(worst, model, input_ids, labels, _STEPS[0], f"{options}", **given)
+    for k, step in enumerate(_STEPS):
+        _same_loss(worst, model, input_ids, labels, step, f"step {k}")
+    with patched_for(model, loss=True):
+        _changed(worst, model, input_ids, labels)
+    yield worst.outcome()
+
+
+def _same_loss(
+    worst: Worst,
+    model: LanguageModel,
+    input_ids: Tensor,
+    labels: Tensor,
+    step: Callable[[Tensor], Tensor],
+    where: str,
+    **options: Any,
+) -> None:
+    def results() -> tuple[Tensor, ...]:
+        logits = step(model.head(model.embedding(input_ids)))
+        target = labels[..., -logits.shape[-2] :] if logits.dim() == 3 else labels.flatten()[-logits.shape[0] :]
+        target = target.where(target >= 0, options.get("ignore_index", -100))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of torch's older options
+            loss = F.cross_entropy(logits.flatten(0, -2), target.flatten(), **options)
+        return loss.detach(), *torch.autograd.grad(loss.sum(), [*model.parameters()])
+
+    expected = results()
+    with patched_for(model, loss=True):
+        found = results()
+    worst.expect(near(found, expected, worst.t.dtype), "other numbers", where)
+    worst.expect([x.dtype for x in found] == [x.dtype for x in expected], "another dtype", where)
+
+
+def _changed(worst: Worst, model: LanguageModel, input_ids: Tensor, labels: Tensor) -> None:
+    logits = model.head(model.embedding(input_ids))
+    logits.retain_grad()
+    F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+    worst.expect(logits.grad is not None, "no gradient", "logits that keep theirs")
+    for which in ("input", "weight", "bias"):
+        hidden = model.embedding(input_ids)
+        logits = model.head(hidden)
+        with torch.no_grad():
+            {"input": hidden, "weight": model.head.weight, "bias": model.head.bias}[which].mul_(1)
+        found = error_of(logits.sum)
+        worst.expect(isinstance(found, RuntimeError), f"no error, got {found!r}", f"logits whose {which} has changed")
+    model.zero_grad(set_to_none=True)
