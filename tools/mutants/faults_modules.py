@@ -287,7 +287,7 @@ FAULTS = (
     Fault(
         "py-patch-deferred-input-changed",
         2,
-        ("patch", "linear_cross_entropy"),
+        ("linear_cross_entropy",),
         "src/fastops/patching/deferred.py",
         "Deferred logits do not notice that the head's input was changed in place.",
         "return tuple(x._version for x in self.tensors)",
