@@ -52,7 +52,7 @@ def deferred_logits(t: Target) -> Iterator[Outcome]:
     """Whatever is done with them, loss and gradients are those of the head alone; a gradient that is asked for is kept,
     and they are no others once what they are made of has changed.
     """
-    if t.case.name != "linear_cross_entropy" or t.dtype not in MAIN_DTYPES:
+    if t.case.name != "linear_cross_entropy" or not (t.first or (t.dtype in MAIN_DTYPES and not t.quick)):
         return
     worst = Worst(t, "logits of a patched head")
     model, (input_ids, labels) = of_random_numbers(t)

@@ -15,7 +15,7 @@ from ..cases.case import Call
 from ..cases.inputs import HALVES
 from .accuracy import Evaluation, counted_in, errors, gradient_error, in_float64, is_learnable, ulps, wide_copies
 from .checks import Outcome
-from .target import Target, parameters_of
+from .target import Target, optional_tensors, parameters_of
 from .together import on_cpu
 
 
@@ -85,7 +85,7 @@ def of_calls(t: Target) -> Iterator[Form]:
 
     A quick run has the combinations of the first, and of one dtype leaves out one of the others' at most.
     """
-    optional = [name for name, p in parameters_of(t.case).items() if p.annotation == "Tensor | None"]
+    optional = optional_tensors(t.case)
     for k, call in enumerate(_calls(t)):
         there = [name for name in optional if call.arguments.get(name) is not None]
         for without in subsets(there):

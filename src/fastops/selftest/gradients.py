@@ -64,7 +64,7 @@ def gradients_asked_for(t: Target) -> Iterator[Outcome]:
 
 def _several(t: Target) -> Iterator[Form]:
     """The other calls of the table that have more than one result."""
-    calls = itertools.islice(table(t), 1, None) if t.first else ()
+    calls = itertools.islice(table(t), 1, None) if t.first and not t.quick else ()
     return (form for form in calls if len(form.ours(*form.args)) > 1)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..patching import patch
 from .bits import all_same
-from .checks import MAIN_DTYPES, Outcome
+from .checks import Outcome
 from .forms import Worst
 from .patched import PLAIN, Beside, LanguageModel, of_random_numbers
 from .refusals import error_of
@@ -20,7 +20,7 @@ from .target import Target
 
 
 def left_alone(t: Target) -> Iterator[Outcome]:
-    if t.case.name not in PLAIN or t.dtype not in MAIN_DTYPES:
+    if t.case.name not in PLAIN or not t.first:
         return
     worst = Worst(t, "what fastops.patch leaves alone")
     module, inputs = of_random_numbers(t)

@@ -18,7 +18,7 @@ from ..cases.refused import OF_ANOTHER_TYPE, REFUSED, UNDERFLOWING
 from .accuracy import is_learnable, wide_copies
 from .checks import Outcome, is_of_a_kernel, is_refusal, is_statistic
 from .forms import Form, Worst, few, results_of, rows_apart
-from .target import Target, parameters_of
+from .target import Target, optional_tensors, parameters_of
 
 # Before 2.13 PyTorch prints in C++ what comes through the stable ABI.
 _ERRORS_ARE_PRINTED = torch.__version__ < "2.13"
@@ -31,8 +31,7 @@ def invalid_arguments(t: Target) -> Iterator[Outcome]:
     worst = Worst(t, "errors that name the operator")
     form = next(iter(few(t)))
     right = dict(zip(form.names, form.args, strict=True)) | form.given
-    optional = (n for n, p in parameters_of(t.case).items() if p.annotation == "Tensor | None")
-    alone = right | dict.fromkeys(optional)
+    alone = right | dict.fromkeys(optional_tensors(t.case))
 
     def refused(name: str, value: Any, kind: type[Exception], what: str, right: dict[str, Any] = right) -> None:
         error = error_of(lambda: t.case.function(**(right | {name: value})))

@@ -44,6 +44,12 @@ def parameters_of(case: Case) -> Mapping[str, inspect.Parameter]:
     return _parameters(case.function)
 
 
+def optional_tensors(case: Case) -> list[str]:
+    """Names of the tensors that a call need not have. Torch's own functions have types where ours have their names."""
+    found = ((name, str(p.annotation)) for name, p in parameters_of(case).items())
+    return [name for name, text in found if "Tensor" in text and ("None" in text or "Optional" in text)]
+
+
 @functools.cache
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters
