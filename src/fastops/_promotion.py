@@ -12,11 +12,11 @@ from torch import Tensor
 def promoted(tensors: Sequence[Tensor]) -> torch.dtype:
     """The dtype of a function of these tensors, as torch's own promote: floating point at least."""
     dtype = product_dtype(tensors)
-    return dtype if _category(dtype) else torch.get_default_dtype()
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
 
 
 def product_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
-    """The dtype of their product, an integer's of integers."""
+    """The dtype of their product, as torch promotes: of integers an integer's."""
     with_dims = [t.dtype for t in tensors if t.dim()]
     without = [t.dtype for t in tensors if not t.dim()]
     dtype = functools.reduce(torch.promote_types, with_dims or without)
@@ -29,4 +29,5 @@ def product_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
 
 
 def _category(dtype: torch.dtype) -> int:
-    return 2 if dtype.is_complex else int(dtype.is_floating_point)
+    """In which a tensor without dimensions does not widen one that has some."""
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else int(dtype != torch.bool)

@@ -21,6 +21,14 @@ ACTIVATIONS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "glu": (nn.GLU, "GLU as glu(dim=dim)"),
     "subclass": (lambda: type("MyReLU", (nn.ReLU,), {})(), "MyReLU as relu"),
 }
+
+
+def _of_a_number(name: str, forward: Callable[..., torch.Tensor], value: float) -> nn.Module:
+    module = type("Sigmoid", (nn.Sigmoid,), {"forward": forward})()
+    setattr(module, name, value)
+    return module
+
+
 LEFT_ACTIVATIONS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "in place": (lambda: nn.ReLU(inplace=True), "ReLU: it overwrites its input, which fastops never does"),
     "without dim": (nn.Softmax, "Softmax: its dim is None"),
@@ -28,20 +36,18 @@ LEFT_ACTIVATIONS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: type("ReLU", (nn.ReLU,), {"forward": lambda self, x: x.clamp(0, 60)})(),
         "ReLU: it is not relu: float64: 0.",
     ),
-    "of a number": (
-        lambda: type("Scaled", (nn.Sigmoid,), {"__init__": _by_one, "forward": _scaled})(),
-        "Scaled: its result depends on its attribute by",
+    **{
+        f"of a number: {name}": (
+            lambda name=name: _of_a_number(name, lambda self, x: torch.sigmoid(x) * getattr(self, name), 1),  # type: ignore[misc]
+            f"Sigmoid: its result depends on its attribute {name}",
+        )
+        for name in ("by", "dim")
+    },
+    "within a bound": (
+        lambda: _of_a_number("limit", lambda self, x: torch.sigmoid(x).clamp(max=self.limit), 1000.0),
+        "Sigmoid: its result depends on its attribute limit",
     ),
 }
-
-
-def _by_one(self: nn.Module) -> None:
-    nn.Module.__init__(self)
-    self.by = 1
-
-
-def _scaled(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return torch.sigmoid(x) * self.by
 
 
 @pytest.mark.parametrize("name", GATED)

@@ -382,8 +382,8 @@ FAULTS = (
         ("axpby",),
         "src/fastops/_promotion.py",
         "Integers of different dtypes give float32, whatever the default dtype is.",
-        "return dtype if _category(dtype) else torch.get_default_dtype()",
-        "return dtype if _category(dtype) else torch.float32",
+        "dtype.is_complex else torch.get_default_dtype()",
+        "dtype.is_complex else torch.float32",
     ),
     Fault(
         "py-calls-hooked-third-derivative",
@@ -402,5 +402,14 @@ FAULTS = (
         "Integers of two dtypes are taken for floating point, where those of one are refused.",
         "dtype = product_dtype((first, second))",
         "dtype = torch.promote_types(product_dtype((first, second)), torch.float32)",
+    ),
+    Fault(
+        "calls-rope-half-tables-expanded",
+        3,
+        ("rope", "qk_norm_rope"),
+        "cpp/host/rope.cpp",
+        "Half tables whose batch is broadcast in part are expanded, and then read as if they were whole ones.",
+        "      r.table_batch_stride = r.seq * width;\n",
+        "      r.table_batch_stride = r.seq * r.rotary;\n",
     ),
 )

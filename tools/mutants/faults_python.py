@@ -535,8 +535,8 @@ FAULTS = (
         ("axpby",),
         "src/fastops/_promotion.py",
         "A complex number does not make its result complex.",
-        "return 2 if dtype.is_complex else int(dtype.is_floating_point)",
-        "return int(dtype.is_complex or dtype.is_floating_point)",
+        "return 3 if dtype.is_complex else 2 if",
+        "return 2 if dtype.is_complex else 2 if",
     ),
     Fault(
         "py-linear-cross-entropy-float64-under-autocast",

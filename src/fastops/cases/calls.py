@@ -35,7 +35,7 @@ def gated(first: str, second: str, *own: Options) -> Calls:
         turns = {second: None, "interleaved": True}
         # Whose squares overflow in float32.
         far = (tensors | {first: _far(tensors[first], 1e20)} | given for given in own if "approximate" in given)
-        # At the limit itself both have derivatives.
+        # At the limit itself the derivative is that of what is not bounded, of gate and of up.
         at_limit = {first: tensors[first].clamp(max=1.25), second: tensors[second].clamp(-1.25, 1.25)}
         options: tuple[Options, ...] = (
             {"limit": 1.25, "offset": 0.5},
@@ -246,9 +246,10 @@ def rope(norm: bool) -> Calls:
         narrow = {"cos": half[0], "sin": half[1]}
         odd = {"cos": half[0, :, :3], "sin": half[1, :, :3]}
         by_token = {"q": q.movedim(-2, -3).contiguous(), "k": k.movedim(-2, -3).contiguous(), "seq_dim": -3}
-        # Some of their dimensions are a batch's, others have no numbers of their own or steps between.
+        # Positions of one of two batch dimensions, expanded along the other, and read in steps of two.
         of_some = make.integers(2, 1, 10, below=5)[..., ::2]
         spread = {"q": make(2, 3, 3, 5, 8), "k": make(2, 3, 2, 5, 8), "seq_dim": -2, "positions": of_some}
+        of_part = make(2, 2, 1, 5, 4, dtype=wide)
         yield from _each(
             tensors,
             {},
@@ -261,6 +262,7 @@ def rope(norm: bool) -> Calls:
             {"q": q.movedim(-2, 0).contiguous(), "k": k.movedim(-2, 0).contiguous(), "seq_dim": 0},
             {"positions": positions[0]},
             spread,
+            spread | {"positions": None, "cos": of_part[0], "sin": of_part[1], "rotary_dim": 8},
             {"cos": full[0].to(other), "sin": full[1].to(other)},
             {"cos": of_both[..., :8], "sin": of_both[..., 8:], "positions": None},
             {"k": None} | ({"k_weight": None} if norm else {}),

@@ -149,7 +149,7 @@ class Norm:
         yield sample("mean10000", (7,), (768,), shift=1e4, unlike_torch_on_cuda=self.layer)
         for n in (8192, 20480):
             yield sample(f"mean10000_of_{n}", (3,), (n,), shift=1e4, unlike_torch_on_cuda=self.layer)
-        for mean in (200, -200):
+        for mean in (200, -200) if self.layer else (200,):
             yield sample(f"mean{mean}", (7,), (768,), shift=mean, unlike_torch_on_cuda=self.layer)
         yield self._far_first("far_first", 4096, 32)
         yield self._far_first("far_first_short", 1024, 64)

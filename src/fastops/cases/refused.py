@@ -14,6 +14,7 @@ REFUSED: dict[str, tuple[type[Exception], tuple[Any, ...]]] = {
     "dtype": (RuntimeError, (torch.int32,)),
     "label_smoothing": (RuntimeError, (-0.25, 1.25)),
     "limit": (ValueError, (-0.25,)),
+    # The last two have as many elements as the (2, 4) of the norms' first call.
     "normalized_shape": (RuntimeError, ((3,), (7, 2, 4), (4, 2), (8,))),
     "reduction": (ValueError, ("median",)),
     "rotary_dim": (RuntimeError, (3, 64)),

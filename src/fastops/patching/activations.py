@@ -112,4 +112,5 @@ def _refuted(module: Module, form: Form, bits: bool) -> str | None:
                 why = gradient_difference(ours, y, {"its input": x})
             if why is not None:
                 return f"it is not {form}: {why}"
-        return depends_on(type(module), made, numbers(_SHAPE, 1), known="dim")  # which is read at each call
+        # The swapped forward reads dim at each call.
+        return depends_on(type(module), made, numbers(_SHAPE, 1), "dim" if OPERATORS[form.of][2] else None)

@@ -169,14 +169,16 @@ def depends_on(cls: Any, made: Module, x: Tensor, known: object = None) -> str |
     for name, value in attributes(made).items():
         if name == known or type(value) not in (float, int):
             continue
-        made.__dict__[name] = value + 1 if type(value) is int else 1.5 * value + 0.25
-        try:
-            differs = difference(cls.forward(made, x), before) is not None
-        except Exception:  # of a size that does not fit
-            differs = False
-        made.__dict__[name] = value
-        if differs:
-            return f"its result depends on its attribute {name}"
+        # A bound far from the numbers shows where it is 0.
+        for other in (value + 1 if type(value) is int else 1.5 * value + 0.25, type(value)(0)):
+            made.__dict__[name] = other
+            try:
+                differs = difference(cls.forward(made, x), before) is not None
+            except Exception:  # of a size that does not fit
+                differs = False
+            made.__dict__[name] = value
+            if differs:
+                return f"its result depends on its attribute {name}"
     return None
 
 

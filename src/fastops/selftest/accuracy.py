@@ -7,8 +7,9 @@ Where every result keeps its own digits (``Case.relative``), scale is the truth'
 so that no computation in the dtype could: scale is then at least the root mean square of the truth over the tensor.
 Below the smallest normal number the step no longer shrinks, and scale stays there. Correct rounding has half an ulp.
 
-An output of a finer dtype than the first argument's is counted in that one's ulps. So is a gradient where an
-intermediate is rounded to the input's dtype (``Case.rounds_between``, the product in ``linear``).
+An output of a finer dtype than the first argument's is counted in that one's ulps, unless it has digits of its own
+(``Case.own_digits``). So is a gradient where an intermediate is rounded to the input's dtype (``Case.rounds_between``,
+the product in ``linear``).
 
 What a GEMM library sums of n products in float32 or float64 (``Case.products``) is off by some √n roundings, more in
 one library or on one processor than on another: from 256 products on its ulps are √(n / 256) times as large.
@@ -171,8 +172,9 @@ def errors(case: Case, args: tuple[Any, ...], result: Evaluation, truth: Evaluat
 
 
 def _output_error(case: Case, args: tuple[Any, ...], out: Tensor, expected: Tensor) -> float:
-    """In ulps of the coarser of its dtype and the first argument's. Of a finer dtype's digits as large a part of that
-    one's bound counts as of the coarser's.
+    """In ulps of the coarser of its dtype and the first argument's.
+
+    The error of a result with digits of its own is scaled, so that its dtype's bound counts as the coarser one's.
     """
     own, coarse = out.dtype, _coarser(out.dtype, args)
     if own == coarse or not case.own_digits:

@@ -22,30 +22,33 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     {"reduction": "none"},
     {"reduction": "sum", "ignore_index": 3},
     {"label_smoothing": 0.1},
-    {"weight": torch.linspace(0.5, 2, CLASSES)},
     {"reduce": False},
     {"size_average": False},
     {"size_average": False, "reduce": True},
 )
+_SCALED = "0.7 z"
 # What may stand between a head and its loss, and what reads the logits there.
-_STEPS: tuple[Callable[[Tensor], Tensor], ...] = (
-    lambda z: z * 0.7,
-    lambda z: -1.5 * z,
-    lambda z: z / 3,
-    lambda z: 2.5 * torch.tanh(z / 2.5),
-    lambda z: 2.5 * torch.tanh(0.5 * z / 2.5) * -2,
-    lambda z: z.float(),
-    lambda z: z.double(),
-    lambda z: z[:, 1:],
-    lambda z: z[1],
-    lambda z: z[..., :-1, :].contiguous(),
-    lambda z: z[..., : CLASSES // 2],
-    lambda z: z.view(-1, CLASSES).clone(),
-    lambda z: z + 1,
-    lambda z: z.sort(-1).values,
-    lambda z: z.relu(),
-    lambda z: z.masked_fill(z > 1, -2.0),
-)
+_STEPS: dict[str, Callable[[Tensor], Tensor]] = {
+    _SCALED: lambda z: z * 0.7,
+    "-1.5 z": lambda z: -1.5 * z,
+    "z / 3": lambda z: z / 3,
+    "a softcap": lambda z: 2.5 * torch.tanh(z / 2.5),
+    "a softcap of z / 2, twice": lambda z: 2 * (2.5 * torch.tanh(0.5 * z / 2.5)),
+    "a softcap, negated": lambda z: -2.5 * torch.tanh(z / 2.5),
+    "float32": lambda z: z.float(),
+    "float64": lambda z: z.double(),
+    "rows but the first": lambda z: z[:, 1:],
+    "one sequence": lambda z: z[1],
+    "rows but the last": lambda z: z[..., :-1, :].contiguous(),
+    "narrow rows": lambda z: z.narrow(-2, 1, 3),
+    "half of the classes": lambda z: z[..., : CLASSES // 2],
+    "narrow classes": lambda z: z.narrow(-1, 0, CLASSES // 2),
+    "two dimensions": lambda z: z.view(-1, CLASSES).clone(),
+    "z + 1": lambda z: z + 1,
+    "sorted": lambda z: z.sort(-1).values,
+    "relu": lambda z: z.relu(),
+    "masked": lambda z: z.masked_fill(z > 1, -2.0),
+}
 
 
 def deferred_logits(t: Target) -> Iterator[Outcome]:
@@ -58,11 +61,11 @@ def deferred_logits(t: Target) -> Iterator[Outcome]:
     model, (input_ids, labels) = of_random_numbers(t)
     assert isinstance(model, LanguageModel)
     labels = labels.where(labels < CLASSES // 2, 0)
-    for options in _OPTIONS:
-        given = {n: v.to(t.path.device, t.dtype) if isinstance(v, Tensor) else v for n, v in options.items()}
-        _same_loss(worst, model, input_ids, labels, _STEPS[0], f"{options}", **given)
-    for k, step in enumerate(_STEPS):
-        _same_loss(worst, model, input_ids, labels, step, f"step {k}")
+    weight = t.make().integers(CLASSES, below=7).to(t.dtype)
+    for options in (*_OPTIONS, {"weight": weight}):
+        _same_loss(worst, model, input_ids, labels, _STEPS[_SCALED], f"with {', '.join(options)}", **options)
+    for text, step in _STEPS.items():
+        _same_loss(worst, model, input_ids, labels, step, text)
     with patched_for(model, loss=True):
         _changed(worst, model, input_ids, labels)
     yield worst.outcome()

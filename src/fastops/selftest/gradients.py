@@ -69,7 +69,7 @@ def _several(t: Target) -> Iterator[Form]:
 
 
 def _without_a_mean(t: Target) -> Iterator[Form]:
-    """Of weights that are 0 it is 0 / 0, and the logarithm of the sum beside it has its gradient all the same."""
+    """Where all weights are 0 the mean is 0 / 0. lse beside it has its gradient all the same."""
     form = next(iter(few(t)))
     if "return_lse" in form.given:
         yield form.with_given({"weight": torch.zeros_like(form.given["weight"]), "reduction": "mean"})

@@ -10,16 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..patching import patch
+from ..patching import Report, patch
 from .bits import all_same
 from .checks import Outcome
 from .forms import Worst
-from .patched import PLAIN, Beside, LanguageModel, of_random_numbers
+from .patched import MLP, PLAIN, Beside, LanguageModel, of_random_numbers
 from .refusals import error_of
 from .target import Target
 
 
 def left_alone(t: Target) -> Iterator[Outcome]:
+    """Modes, hooks, names, numbers and gradients of a patched model, and modules that must not be swapped."""
     if t.case.name not in PLAIN or not t.first:
         return
     worst = Worst(t, "what fastops.patch leaves alone")
@@ -37,12 +38,13 @@ def left_alone(t: Target) -> Iterator[Outcome]:
             report.undo()
         worst.expect(_described(module) == before, "modes, hooks, names or gradients are others", f"after {when}")
         worst.expect(all_same(_tensors(module), numbers), "parameters or gradients are others", f"after {when}")
-    if isinstance(module, LanguageModel):
-        yield worst.outcome()
-        return
-    _undo_of_another_class(worst, module)
-    for attribute in (3, 3.0):
-        _that_depends_on(worst, module, attribute)
+    if not isinstance(module, LanguageModel):
+        _not_asked_for(worst, module)
+        if isinstance(module, MLP):
+            _with_hooks(worst, module)
+        _undo_of_another_class(worst, module)
+        for attribute in (3, 3.0) if t.case.name != "rope" else ():  # whose calls are proved one by one
+            _that_depends_on(worst, module, attribute)
     yield worst.outcome()
 
 
@@ -76,6 +78,33 @@ def _undo_of_another_class(worst: Worst, module: nn.Module) -> None:
     worst.expect([type(m) for m in model] == own, "not undone", "undo after a change of class and back")
 
 
+def _not_asked_for(worst: Worst, module: nn.Module) -> None:
+    own = type(module)
+    options: tuple[dict[str, Any], ...] = {"only": []}, {"only": ["loss"]}, {"skip": _KINDS}, {"dry_run": True}
+    for given in options:
+        _patched_quietly(module, **given)
+        worst.expect(type(module) is own, "swapped", f"{given}")
+
+
+_KINDS = ("norms", "gated_mlps", "activations", "rope")
+
+
+def _with_hooks(worst: Worst, module: MLP) -> None:
+    """On an activation, which a swapped MLP does not call."""
+    for name in ("forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"):
+        other = copy.deepcopy(module)
+        other.activation = nn.SiLU()
+        getattr(other.activation, f"register_{name}")(lambda *_: None)
+        report = _patched_quietly(other)
+        worst.expect("" in report.left, f"not left for the {name}", str(report))
+
+
+def _patched_quietly(module: nn.Module, **options: Any) -> Report:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that nothing was swapped
+        return patch(module, **options)
+
+
 def _that_depends_on(worst: Worst, module: nn.Module, attribute: float) -> None:
     """A module whose result depends on one of its numbers, which may change later."""
 
@@ -85,7 +114,6 @@ def _that_depends_on(worst: Worst, module: nn.Module, attribute: float) -> None:
     other = copy.deepcopy(module)
     other.__class__ = type(type(module).__name__, (type(module),), {"forward": forward})
     other.factor = attribute  # type: ignore[assignment]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that nothing was swapped
-        report = patch(other)
-    worst.expect(not report.swapped, "swapped", f"a module whose result depends on its attribute {attribute!r}")
+    report = _patched_quietly(other)
+    right = any("attribute factor" in why for why in report.left.values())
+    worst.expect(right, f"not left for its attribute {attribute!r}", str(report))

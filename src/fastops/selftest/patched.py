@@ -25,7 +25,7 @@ from .target import Target
 _N, CLASSES = 16, 40
 
 
-class _MLP(nn.Module):
+class MLP(nn.Module):
     def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.gate, self.up, self.down = nn.Linear(_N, 24), nn.Linear(_N, 24), nn.Linear(24, _N)
@@ -78,9 +78,9 @@ PLAIN: dict[str, Callable[[], nn.Module]] = {
     "softmax": partial(nn.Softmax, 1),
     "log_softmax": partial(nn.LogSoftmax, -1),
     "glu": nn.GLU,
-    "swiglu": partial(_MLP, F.silu),
-    "geglu": partial(_MLP, F.gelu),
-    "reglu": partial(_MLP, F.relu),
+    "swiglu": partial(MLP, F.silu),
+    "geglu": partial(MLP, F.gelu),
+    "reglu": partial(MLP, F.relu),
     "rope": _Turned,
     "layer_norm": partial(nn.LayerNorm, _N),
     "rms_norm": partial(nn.RMSNorm, _N, eps=1e-2),
@@ -148,7 +148,7 @@ def _several(worst: Worst, module: nn.Module, inputs: tuple[Tensor, ...]) -> Non
     make = t.make(1)
     first = [with_random_numbers(make, other()) for other in OTHERS.get(t.case.name, ())]
     last = []
-    if isinstance(module, _MLP):
+    if isinstance(module, MLP):
         other, hooked = copy.deepcopy(module), copy.deepcopy(module)
         other.activation = F.sigmoid
         hooked.down.register_forward_pre_hook(lambda _, args: (args[0].mul_(2),))

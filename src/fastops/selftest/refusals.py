@@ -42,7 +42,7 @@ def invalid_arguments(t: Target) -> Iterator[Outcome]:
         kind, values = REFUSED.get(name, (TypeError, ()))
         refused(name, object(), OF_ANOTHER_TYPE.get(name, TypeError), "of another type")
         for value in (*values, *(UNDERFLOWING.get(name, ()) if t.dtype != torch.float64 else ())):
-            for given, where in ((right, ""), (alone, " beside no other")):
+            for given, where in ((right, ""), (alone, " without optional tensors")):
                 refused(name, value, kind, f"of {value}{where}", given)
         if "float" in str(parameter.annotation):
             refused(name, torch.tensor(1.0), TypeError, "as a tensor")
