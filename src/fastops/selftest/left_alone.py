@@ -79,6 +79,7 @@ def _undo_of_another_class(worst: Worst, module: nn.Module) -> None:
 
 
 def _not_asked_for(worst: Worst, module: nn.Module) -> None:
+    """Calls of ``patch`` whose arguments say that it is not to be swapped."""
     own = type(module)
     options: tuple[dict[str, Any], ...] = {"only": []}, {"only": ["loss"]}, {"skip": _KINDS}, {"dry_run": True}
     for given in options:
