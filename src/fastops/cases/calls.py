@@ -246,10 +246,10 @@ def rope(norm: bool) -> Calls:
         narrow = {"cos": half[0], "sin": half[1]}
         odd = {"cos": half[0, :, :3], "sin": half[1, :, :3]}
         by_token = {"q": q.movedim(-2, -3).contiguous(), "k": k.movedim(-2, -3).contiguous(), "seq_dim": -3}
-        # Positions of one of two batch dimensions, expanded along the other, and read in steps of two.
-        of_some = make.integers(2, 1, 10, below=5)[..., ::2]
-        spread = {"q": make(2, 3, 3, 5, 8), "k": make(2, 3, 2, 5, 8), "seq_dim": -2, "positions": of_some}
-        of_part = make(2, 2, 1, 5, 4, dtype=wide)
+        # Positions, in steps of two, and half tables of the first of two batch dimensions, broadcast along the other.
+        stepped = {"positions": make.integers(2, 1, 10, below=5)[..., ::2]}
+        two_batches = {"q": make(2, 3, 3, 5, 8), "k": make(2, 3, 2, 5, 8), "seq_dim": -2}
+        cos, sin = make(2, 2, 1, 5, 4, dtype=wide)
         yield from _each(
             tensors,
             {},
@@ -261,8 +261,8 @@ def rope(norm: bool) -> Calls:
             {"seq_dim": 2},
             {"q": q.movedim(-2, 0).contiguous(), "k": k.movedim(-2, 0).contiguous(), "seq_dim": 0},
             {"positions": positions[0]},
-            spread,
-            spread | {"positions": None, "cos": of_part[0], "sin": of_part[1], "rotary_dim": 8},
+            two_batches | stepped,
+            two_batches | {"positions": None, "cos": cos, "sin": sin, "rotary_dim": 8},
             {"cos": full[0].to(other), "sin": full[1].to(other)},
             {"cos": of_both[..., :8], "sin": of_both[..., 8:], "positions": None},
             {"k": None} | ({"k_weight": None} if norm else {}),

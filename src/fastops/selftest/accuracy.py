@@ -209,10 +209,15 @@ def gradient_error(
     return error
 
 
-def near(found: Sequence[Tensor | None], expected: Sequence[Tensor | None], dtype: torch.dtype) -> bool:
-    """But for a few roundings of the coarsest dtype among them and ``dtype``, in which torch may round in between."""
+def near(
+    found: Sequence[Tensor | None], expected: Sequence[Tensor | None], dtype: torch.dtype, least: float = 0.0
+) -> bool:
+    """But for a few roundings of the coarsest dtype among them and ``dtype``, in which torch may round in between.
+
+    ``least``: of the largest number, where it is more.
+    """
     pairs = [(a, b) for a, b in zip(found, expected, strict=True) if a is not None and b is not None]
-    most = _ROUNDINGS * max(torch.finfo(kind).eps for kind in (dtype, *(a.dtype for a, _ in pairs)))
+    most = max(least, _ROUNDINGS * max(torch.finfo(kind).eps for kind in (dtype, *(a.dtype for a, _ in pairs))))
     for a, b in zip(*map(on_cpu, zip(*pairs, strict=True)), strict=True):
         size = float(b.abs().max()) if b.numel() else 0.0
         if not torch.allclose(a.double(), b.double(), rtol=most, atol=most * size):

@@ -14,20 +14,18 @@ from torch.autograd import forward_ad
 
 from ..cases import Layout, row_slice, transposed
 from ..cases.inputs import windows
-from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable, wide_copies
+from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable, near, wide_copies
 from .checks import MAIN_DTYPES, NOT_CHECKED, Outcome
 from .dispatched import Calls
 from .forms import Form, Worst, few, hard, results_of, table, various
 from .refusals import error_of
 from .target import Target, parameters_of
-from .together import on_cpu
 
 BATCH = 3
 HALF, OTHER = (torch.float16, torch.bfloat16), (torch.float32, torch.float64)
 # Or a gradient's bound, where that is larger: the largest errors with room for a quarter to a half.
 TANGENT = {**dict.fromkeys(HALF, 2.0), **dict.fromkeys(OTHER, 6.0)}
 SECOND = {**dict.fromkeys(HALF, 2.5), **dict.fromkeys(OTHER, 30.0)}
-_STEPS_OF_THIRD = 32
 _OF_TORCHS_OPS, _OF_TORCHS_HALVES = 16.0, 3.0  # times the bounds of ours
 Function = Callable[..., tuple[Tensor, ...]]
 
@@ -210,18 +208,8 @@ def second_derivatives(t: Target) -> Iterator[Outcome]:
         if k == 0 and t.dtype == torch.float64:
             found = third_derivatives(form.ours, form.args, form.learnable)
             truth = third_derivatives(form.plain, wide_copies(form.args), form.learnable)
-            same_third_derivatives(worst, found, truth, 1e-7, form.text)
+            worst.expect(near(found, truth, t.dtype, 1e-7), "another third derivative", form.text)
     yield worst.outcome()
-
-
-def same_third_derivatives(
-    worst: Worst, found: Sequence[Tensor], truth: Sequence[Tensor], least: float, where: str
-) -> None:
-    """But for ``least`` of the largest, and of a coarse dtype some of its steps."""
-    for a, b in zip(on_cpu(found), on_cpu(truth), strict=True):
-        most = max(least, _STEPS_OF_THIRD * torch.finfo(a.dtype).eps)
-        near = torch.allclose(a.double(), b.double(), rtol=most, atol=most * float(b.abs().max()))
-        worst.expect(near, "another third derivative", where)
 
 
 def third_derivatives(function: Function, args: Sequence[Tensor], learn: list[int]) -> tuple[Tensor, ...]:
