@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastops.cases import DTYPES
-from fastops.selftest.bits import all_alike, all_same, bits, each_same, other_bits, same_bits
+from fastops.selftest.bits import all_alike, all_same, bits, other_bits, same_bits, those_that_are
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64, torch.complex128, torch.bool], ids=str)
@@ -42,6 +42,14 @@ def test_each_of_several() -> None:
     given = [x, x.half(), x[:0], x.double(), x > 2]
     assert all_same(given, [v.clone() for v in given])
     changed = [-x, x.half(), x[:0], x, ~(x > 2)]
-    assert each_same(given, changed) == [False, True, True, False, False]
+    assert [all_same([a], [b]) for a, b in zip(given, changed, strict=True)] == [False, True, True, False, False]
     assert not all_same(given, changed)
+    assert other_bits(given, changed)
     assert all_same([], [])
+
+
+def test_words_of_those_that_are() -> None:
+    yes, no = torch.ones((), dtype=torch.bool), torch.zeros((), dtype=torch.bool)
+    flagged = [("a", "first", no), ("a", "second", yes), ("a", "third", yes), ("b", "fourth", no)]
+    assert those_that_are(flagged) == {"a": "second"}
+    assert those_that_are([]) == {}

@@ -126,6 +126,39 @@ def test_outside_by_pages_on_a_gpu(device: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @linux
+@pytest.mark.parametrize("dies", [1, 2])
+def test_a_process_that_ends_is_asked_call_by_call(dies: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's, of which it is not known how far it was; what ends no call by itself is a fault too."""
+    answers, asked = [*[None] * dies, list[str]()], []
+
+    class Child:
+        def __init__(self, device: torch.device) -> None:
+            pass
+
+        def ask(self, t: Target, without: list[str], apart: bool) -> None:
+            asked.append((without, apart))
+
+        def answer(self) -> list[str] | None:
+            return answers.pop(0)
+
+        def epitaph(self) -> str:
+            return f"op, {len(answers)} rows of 3: the process ended with 1"
+
+    monkeypatch.setattr(guarded, "_children", {})
+    monkeypatch.setattr(guarded, "_Child", Child)
+    outcome = found("square", path=GPU)
+    assert not outcome.ok
+    if dies == 1:
+        assert (
+            outcome.detail
+            == "op, 1 rows of 3: the process ended with 1, of this call or one before, and of none by itself"
+        )
+    else:
+        assert outcome.detail == "op, 1 rows of 3: the process ended with 1"
+    assert asked == [([], False), ([], True), (["op"], True)][: 1 + dies]
+
+
+@linux
 def test_no_such_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "from fastops.selftest import page_memory, pages; page_memory.SHIM = 'strlen'; pages.main()"
     monkeypatch.setattr(guarded, "_children", {})

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..cases import LAYOUTS, OVER_ONE_ROUNDING, OVER_TWO_ROUNDINGS, RawCall, Sample, expanded, transposed
 from ..cases.inputs import HALVES, misaligned, odd_rows, windows
 from .accuracy import Evaluation, errors, evaluate, is_learnable, tensors_of, truth_of, ulps, wide_copies
-from .bits import all_same, each_same
+from .bits import Flagged, all_same, other_bits, those_that_are
 from .poison import NotPoisonedError, unwritten
 from .slicing import narrow_slices
 from .target import Target
@@ -209,12 +209,12 @@ def layouts(t: Target) -> Iterator[Outcome]:
     On a GPU also rows of whole vectors that begin at any element, so many that they would be read by vectors, and all
     tensors of one shape alike.
     """
-    wrong: dict[Any, str] = {}
+    differs: list[Flagged[Any]] = []
     calls = [(call, (*LAYOUTS, windows)) for call in t.raw(ROWS, COLUMNS)]
     if t.path.kind == "cuda":
         of_vectors = t.raw(*OF_VECTORS)
         calls += [(call, (misaligned, odd_rows)) for call in of_vectors]
-        wrong |= {(call.op, *of): f"{call.op} with odd rows of {of}" for call in of_vectors for of in _not_alike(call)}
+        differs += [flagged for call in of_vectors for flagged in _alike(call)]
     for call, of_call in calls:
         for k, x in enumerate(call.args):
             if not isinstance(x, Tensor) or is_statistic(call, k):
@@ -225,26 +225,28 @@ def layouts(t: Target) -> Iterator[Outcome]:
                 laid_out = layout(x)
                 dense = laid_out.contiguous() if layout in (expanded, windows) else x
                 one, other = (call.with_tensors({k: v})() for v in (laid_out, dense))
-                if not same_of(call.op, one, other):
-                    wrong[call.op, k, layout] = f"{call.op} with argument {k} {layout.__name__}"
+                how = f"{call.op} with argument {k} {layout.__name__}"
+                differs.append(((call.op, k, layout), how, other_bits_of(call.op, one, other)))
+    wrong = those_that_are(differs)
     yield Outcome("any strides", not wrong, detail="; ".join(wrong.values()))
 
 
-def _not_alike(call: RawCall) -> Iterator[list[int]]:
-    """Sets of tensors of one shape that, with odd rows, have other results than contiguous ones."""
+def _alike(call: RawCall) -> Iterator[Flagged[Any]]:
+    """Of each set of tensors of one shape whether, with odd rows, they have other results than contiguous ones."""
     shapes: dict[torch.Size, list[int]] = {}
     for k, x in enumerate(call.args):
         if isinstance(x, Tensor) and x.dim() > 1 and not is_statistic(call, k):
             shapes.setdefault(x.shape, []).append(k)
     alone = call()
     for alike in (of for of in shapes.values() if len(of) > 1):
-        if not same_of(call.op, call.with_tensors({k: odd_rows(call.args[k]) for k in alike})(), alone):
-            yield alike
+        odd = call.with_tensors({k: odd_rows(call.args[k]) for k in alike})()
+        yield (call.op, *alike), f"{call.op} with odd rows of {alike}", other_bits_of(call.op, odd, alone)
 
 
-def same_of(op: str, one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
-    """Whether an op's results have the same bits, but for those in the order of memory."""
-    return all(so or (op, j) in IN_MEMORY_ORDER for j, so in enumerate(each_same(one, other)))
+def other_bits_of(op: str, one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> Tensor:
+    """Whether any of an op's results has other bits, but for those in the order of memory."""
+    pairs = [pair for j, pair in enumerate(zip(one, other, strict=True)) if (op, j) not in IN_MEMORY_ORDER]
+    return other_bits(*zip(*pairs, strict=True))
 
 
 IN_MEMORY_ORDER = {("relu_mask", 1)}  # results whose bits follow the layout
@@ -288,7 +290,7 @@ default_dtype = functools.partial(_set_to, torch.get_default_dtype, torch.set_de
 
 def repeatable(t: Target) -> Iterator[Outcome]:
     """The same bits from run to run, on the CPU by any number of threads: of few rows, of many and of long ones."""
-    wrong = set()
+    differs: list[Flagged[str]] = []
     own = torch.get_num_threads()
     long = ((1, 70001),) * t.first if t.quick else ((3, 16411), (1, 70001))
     many = ((2053, 29),) if t.dtype in MAIN_DTYPES else ()
@@ -300,21 +302,23 @@ def repeatable(t: Target) -> Iterator[Outcome]:
             for count in (1, 2, 3, 7) if t.path.kind == "cpu" else (own, own):
                 with threads(count):
                     again = call()
-                if not all_same(first, again):
-                    wrong.add(call.op)
+                differs.append((call.op, call.op, other_bits(first, again)))
+    wrong = those_that_are(differs)
     yield Outcome("same bits every run", not wrong, detail=", ".join(sorted(wrong)))
 
 
 def rows_alone(t: Target) -> Iterator[Outcome]:
     """A row by itself gives the bits that it gives in the batch."""
-    wrong = {}
+    differs: list[Flagged[str]] = []
     for rows, columns in ((ROWS, COLUMNS), (9, 257), (130, 8)):
-        for call in t.raw(rows, columns):
+        for call in (call for call in t.raw(rows, columns) if call.row_outputs):
             batch = call()
             for begin, end in ((0, 1), (5, 6), (rows - 1, rows), (1, 4)):
                 alone = call.rows(begin, end)()
-                if not all_same([alone[k] for k in call.row_outputs], [batch[k][begin:end] for k in call.row_outputs]):
-                    wrong[call.op] = f"{call.op}: rows {begin} to {end} of {rows}, {columns} columns"
+                pairs = [(alone[k], batch[k][begin:end]) for k in call.row_outputs]
+                where = f"{call.op}: rows {begin} to {end} of {rows}, {columns} columns"
+                differs.append((call.op, where, other_bits(*zip(*pairs, strict=True))))
+    wrong = those_that_are(differs)
     yield Outcome("row alone as in the batch", not wrong, detail="; ".join(wrong.values()))
 
 

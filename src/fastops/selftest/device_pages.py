@@ -34,6 +34,3 @@ class DevicePages(Pages):
 
     def _tensor(self, place: int, size: int, dtype: torch.dtype) -> Tensor:
         return self._memory.tensor(place, size, dtype)
-
-    def _finish(self) -> None:
-        torch.cuda.synchronize(self._device)

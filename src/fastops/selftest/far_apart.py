@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..cases import RawCall
-from .checks import NOT_CHECKED, Outcome, is_statistic, same_of
+from .checks import NOT_CHECKED, Outcome, is_statistic, other_bits_of
 from .driver_memory import DriverMemory
 from .target import Target
 
@@ -63,7 +63,7 @@ def far_apart(t: Target) -> Iterator[Outcome]:
         except (OSError, AttributeError, ValueError) as error:
             yield Outcome(CHECK, True, detail=f"{NOT_CHECKED} {error}")
             return
-        if not same_of(call.op, laid_out(), call()):
+        if other_bits_of(call.op, laid_out(), call()):
             wrong[call.op] = call.op
     yield Outcome(CHECK, not wrong, detail=", ".join(wrong))
 

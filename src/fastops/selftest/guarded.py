@@ -34,10 +34,11 @@ class _Child:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_WAIT_POLICY": "PASSIVE"},
         )
 
-    def ask(self, t: Target, without: list[str]) -> None:
+    def ask(self, t: Target, without: list[str], apart: bool) -> None:
+        """See :func:`fastops.selftest.pages.wrong_calls`."""
         os.ftruncate(self._place, 0)
         assert self._process.stdin
-        request = (t.case.name, str(t.dtype).removeprefix("torch."), t.path.kind, t.path.isa, t.quick, without)
+        request = (t.case.name, str(t.dtype).removeprefix("torch."), t.path.kind, t.path.isa, t.quick, without, apart)
         print(json.dumps(request), file=self._process.stdin, flush=True)
 
     def answer(self) -> list[str] | str | None:
@@ -75,21 +76,26 @@ def _child(device: torch.device) -> _Child:
 
 def begun(t: Target) -> Iterator[Outcome]:
     if sys.platform == "linux":
-        _child(t.path.device).ask(t, [])
+        _child(t.path.device).ask(t, [], apart=False)
     return iter(())
 
 
 def guarded(t: Target) -> Iterator[Outcome]:
-    """What :func:`begun` asked for."""
+    """What :func:`begun` asked for. Behind the end of a process it is asked for again, call by call."""
     died: list[str] = []
+    somewhere = ""  # a GPU's error, of one of the calls that it had been given
     found: list[str] | str | None = "pages are guarded on Linux alone"
     while sys.platform == "linux" and (found := _child(t.path.device).answer()) is None:
-        died.append(_children.pop(t.path.device).epitaph())
-        if died[-1:] == died[-2:-1] or died[-1].startswith("its start"):
-            break
-        _child(t.path.device).ask(t, [text.partition(",")[0] for text in died])
+        how = _children.pop(t.path.device).epitaph()
+        if t.path.kind == "cuda" and not somewhere and not how.startswith("its start"):
+            somewhere = f"{how}, of this call or one before, and of none by itself"
+        else:
+            died.append(how)
+            if died[-1:] == died[-2:-1] or how.startswith("its start"):
+                break
+        _child(t.path.device).ask(t, [text.partition(",")[0] for text in died], apart=True)
     if isinstance(found, str):
         yield Outcome(CHECK, True, detail=f"{NOT_CHECKED} {found}")
     else:
-        wrong = [*died, *(found or ())]
+        wrong = [*(died or [somewhere] * bool(somewhere)), *(found or ())]
         yield Outcome(CHECK, not wrong, detail="; ".join(wrong))

@@ -75,6 +75,3 @@ class HostPages(Pages):
 
     def _tensor(self, place: int, size: int, dtype: torch.dtype) -> Tensor:
         return torch.frombuffer((ctypes.c_char * size).from_address(place), dtype=dtype)
-
-    def _finish(self) -> None:
-        pass

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..cases import Case, Make, RawCall
-from .bits import other_bits
+from .bits import Flagged, other_bits, those_that_are
 from .checks import NOT_CHECKED, Outcome, is_refusal
 from .poison import BLOCK, NotPoisonedError, written_behind
 from .target import Target
@@ -65,26 +65,23 @@ def between(tensors: list[Tensor], late: int) -> tuple[Tensor, list[Tensor]]:
 
 
 def margins(t: Target) -> Iterator[Outcome]:
-    wrong: dict[str, str] = {}
+    flagged: list[Flagged[str]] = []
+    behind: dict[str, str] = {}
     reason = ""
     for call, text in raw_calls(t.case, t.make(), t.quick):
         expected = results(call)
         tensors = {k: x for k, x in enumerate(call.args) if isinstance(x, Tensor) and x.numel()}
-        touched, differs = [], []
         for late in (0, 1)[t.quick :] if tensors else ():
             memory, copies = between(list(tensors.values()), late)
             before = memory.clone()
             found = results(call.with_tensors(dict(zip(tensors, copies, strict=True))))
-            touched.append((memory != before).any())
+            flagged.append((call.op, f"{text}: writes to its arguments or beside them", (memory != before).any()))
             if call.row_outputs and expected:
-                differs.append(other_bits(found, expected))
-        if touched and torch.stack(touched).any():
-            wrong[call.op] = f"{text}: writes to its arguments or beside them"
-        elif differs and torch.stack(differs).any():
-            wrong[call.op] = f"{text}: other bits between margins"
+                flagged.append((call.op, f"{text}: other bits between margins", other_bits(found, expected)))
         try:
             if expected and not reason and written_behind(call, expected):
-                wrong[call.op] = f"{text}: writes behind an output"
+                behind[call.op] = f"{text}: writes behind an output"
         except NotPoisonedError as error:
             reason = f"{NOT_CHECKED} {error}"
+    wrong = those_that_are(flagged) | behind
     yield Outcome(CHECK, not wrong, detail="; ".join(wrong.values()) or reason)

@@ -81,10 +81,6 @@ class Pages(ABC):
     def _put_up(self) -> None:
         """The guards that have come down."""
 
-    @abstractmethod
-    def _finish(self) -> None:
-        """Whatever the call has begun."""
-
     def _replace_shim(self) -> None:
         """Where our library keeps the address of torch's function it gets ours."""
         square = RawCall("square", (torch.ones(1, device=self._device),))
@@ -134,8 +130,6 @@ class Pages(ABC):
         there = call.with_tensors({k: self._put(x, argument_name(call.op, k)) for k, x in tensors.items()})
         self._allocates = True
         try:
-            outputs = tuple(x.clone() for x in results(there))
-            self._finish()
-            return outputs
+            return tuple(x.clone() for x in results(there))
         finally:
             self._allocates = False

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ..cases import Layout, Make, RawCall, by_name, row_slice, transposed
-from .bits import each_same
-from .checks import IN_MEMORY_ORDER, is_statistic
+from .bits import Flagged, other_bits, those_that_are
+from .checks import is_statistic, other_bits_of
 from .device_pages import DevicePages
 from .host_pages import HostPages
 from .margins import raw_calls, results
@@ -47,8 +47,8 @@ def _around_vectors(op: str, device: torch.device, dtype: torch.dtype, quick: bo
     return list(raw_calls(by_name()[op], Make(device, dtype), quick))
 
 
-def touched(pages: Pages, call: RawCall, ways: Iterable[Way]) -> str:
-    """How a call touches what is outside of its tensors, or other bits that come of it."""
+def _touched(pages: Pages, call: RawCall, ways: Iterable[Way]) -> tuple[str, list[tuple[str, Tensor]]]:
+    """How a call touches what is outside of its tensors; or what may come of that, and whether it does."""
     found = []
     tensors = {k: x for k, x in enumerate(call.args) if isinstance(x, Tensor) and x.numel()}
     for at_end, layout in ways:
@@ -57,13 +57,35 @@ def touched(pages: Pages, call: RawCall, ways: Iterable[Way]) -> str:
         if laid_out or not layout:
             found.append((layout, pages.run(call, tensors | laid_out, at_end)))
             if pages.faults:
-                return pages.faults[0] + (f", {layout.__name__}" if layout else "")
+                return pages.faults[0] + _name_of(layout), []
     expected = results(call)  # last: what is written outside of ordinary tensors may end the process
+    flagged = []
     for layout, outputs in found if call.row_outputs else ():  # else by a GEMM of torch's, whose bits are its own
-        same = enumerate(each_same(outputs, expected))
-        if not all(so or (layout and (call.op, j) in IN_MEMORY_ORDER) for j, so in same):
-            return "other bits" + (f", {layout.__name__}" if layout else "")
-    return ""
+        if outputs or expected:
+            differ = other_bits_of(call.op, outputs, expected) if layout else other_bits(outputs, expected)
+            flagged.append(("other bits" + _name_of(layout), differ))
+    return "", flagged
+
+
+def _name_of(layout: Layout | None) -> str:
+    return f", {layout.__name__}" if layout else ""
+
+
+def wrong_calls(pages: Pages, t: Target, place: int, without: list[str], apart: bool) -> list[str]:
+    """Of each op one. A GPU is waited for at the end, or, for calls ``apart``, behind each one."""
+    found: dict[str, str] = {}
+    differs: list[Flagged[str]] = []
+    for call, text, ways in _calls(t):
+        if call.op in {*found, *without}:
+            continue
+        os.pwrite(place, f"{text:<{PLACE}}".encode(), 0)
+        fault, flagged = _touched(pages, call, ways)
+        if fault:
+            found[call.op] = f"{text}: {fault}"
+        differs += [(call.op, f"{text}: {how}", flag) for how, flag in flagged]
+        if apart and t.path.kind == "cuda":
+            torch.cuda.synchronize(t.path.device)
+    return list((those_that_are(differs) | found).values())
 
 
 def main() -> None:
@@ -78,24 +100,19 @@ def main() -> None:
         for _ in sys.stdin:
             print(json.dumps(str(error)), file=answers, flush=True)
     for line in sys.stdin:
-        op, dtype, kind, isa, quick, without = json.loads(line)
+        op, dtype, kind, isa, quick, without, apart = json.loads(line)
         target = Target(by_name()[op], getattr(torch, dtype), Path(device, kind, isa), quick)
         target.path.choose()
-        found: dict[str, str] = {}
-        for call, text, ways in _calls(target):
-            if call.op not in {*found, *without}:
-                os.pwrite(place, f"{text:<{PLACE}}".encode(), 0)
-                try:
-                    what = touched(pages, call, ways)
-                except RuntimeError as error:
-                    if device.type == "cpu":
-                        raise
-                    # Behind an error of a GPU this process can do nothing more there.
-                    os.pwrite(place, f"{text}: {str(error).partition(chr(10))[0]:<{PLACE}}"[:PLACE].encode(), 0)
-                    os._exit(1)
-                if what:
-                    found[call.op] = f"{text}: {what}"
-        print(json.dumps(list(found.values())), file=answers, flush=True)
+        try:
+            found = wrong_calls(pages, target, place, without, apart)
+        except RuntimeError as error:
+            if device.type == "cpu":
+                raise
+            # Behind an error of a GPU this process can do nothing more there.
+            text = os.pread(place, PLACE, 0).decode().strip() + f": {str(error).partition(chr(10))[0]}"
+            os.pwrite(place, f"{text:<{PLACE}}"[:PLACE].encode(), 0)
+            os._exit(1)
+        print(json.dumps(found), file=answers, flush=True)
 
 
 if __name__ == "__main__":

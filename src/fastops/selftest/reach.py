@@ -201,7 +201,8 @@ def _in_another_order(call: RawCall, outputs: tuple[Tensor, ...]) -> Tensor:
     What a kernel still holds of an earlier row may be the same row where rows are repeated in turn.
     """
     rows = [k for k, x in enumerate(call.args) if isinstance(x, Tensor) and x.dim() and k not in call.shared]
-    order = torch.randperm(len(call.args[rows[0]]), generator=torch.Generator().manual_seed(0)).to(outputs[0].device)
+    order = torch.randperm(len(call.args[rows[0]]), generator=torch.Generator().manual_seed(0))
+    order = order.to(outputs[0].device, non_blocking=True)
     found = call.with_tensors({k: call.args[k].index_select(0, order) for k in rows})()
     expected = [outputs[k].index_select(0, order) for k in call.row_outputs]
     return other_bits([found[k] for k in call.row_outputs], expected)
