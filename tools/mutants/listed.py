@@ -12,13 +12,19 @@ import faults_cpu
 import faults_cuda
 import faults_cuda_norms
 import faults_host
+import faults_kernels
 import faults_modules
 import faults_python
+import faults_python_losses
+import faults_python_rows
 from fault import KINDS, Fault
 
 FAULTS = (
+    *faults_kernels.FAULTS,
     *faults_cpu.FAULTS,
     *faults_host.FAULTS,
+    *faults_python_rows.FAULTS,
+    *faults_python_losses.FAULTS,
     *faults_python.FAULTS,
     *faults_modules.FAULTS,
     *faults_aten.FAULTS,
