@@ -1,8 +1,10 @@
-"""The selftest's table of modules."""
+"""The selftest's tables of modules."""
 
 from __future__ import annotations
 
 from fastops import nn
+from fastops.integrations import kernels
+from fastops.selftest import integrated
 from fastops.selftest.modules import GATES, MODULES
 
 
@@ -10,3 +12,8 @@ def test_every_module_is_compared() -> None:
     compared = {as_.module.__name__ for as_ in MODULES.values()}
     assert compared | {"GatedMLP", "RotaryEmbedding"} == {*nn.__all__}
     assert {*GATES} == {"swiglu", "geglu", "reglu", "glu"}
+
+
+def test_every_layer_for_hugging_faces_kernels_is_compared() -> None:
+    compared = [name for layers in integrated.LAYERS.values() for name in layers]
+    assert sorted(compared) == sorted(kernels.mapping())

@@ -1,4 +1,4 @@
-"""Faults in the modules of fastops.nn, and in what fastops.patch makes of others."""
+"""Faults in the modules of fastops.nn and fastops.integrations, and in what fastops.patch makes of others."""
 
 from __future__ import annotations
 
@@ -364,5 +364,41 @@ FAULTS = (
         "A gated MLP whose activation has forward pre-hooks is swapped, and they are no longer called.",
         '_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")\n',
         '_HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")\n',
+    ),
+    Fault(
+        "py-patch-deferred-loss-of-changed-weights",
+        2,
+        ("linear_cross_entropy",),
+        "src/fastops/patching/deferred.py",
+        "The loss of deferred logits does not ask whether the weights are what they were.",
+        "    product.check()\n    device = x.device.type",
+        "    device = x.device.type",
+    ),
+    Fault(
+        "py-kernels-rms-norm-dtype",
+        2,
+        ("rms_norm",),
+        "src/fastops/integrations/norms.py",
+        "The norm for Hugging Face's kernels gives its input's dtype, not the product's with the weight.",
+        "torch.promote_types(hidden_states.dtype, self.weight.dtype)",
+        "hidden_states.dtype",
+    ),
+    Fault(
+        "py-kernels-rope-heads-behind",
+        1,
+        ("rope",),
+        "src/fastops/integrations/layers.py",
+        "The rotary function for Hugging Face's kernels takes heads behind the tokens for those before.",
+        "seq_dim=-2 if unsqueeze_dim == 1 else -3",
+        "seq_dim=-2",
+    ),
+    Fault(
+        "py-kernels-new-gelu",
+        2,
+        ("geglu",),
+        "src/fastops/integrations/kernels.py",
+        "Of the layers for Hugging Face's kernels NewGELU is gelu without a tanh.",
+        '"NewGELU": GELUTanh',
+        '"NewGELU": GELU',
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,8 +105,11 @@ def _changed(worst: Worst, model: LanguageModel, input_ids: Tensor, labels: Tens
     for which in ("input", "weight", "bias"):
         hidden = model.embedding(input_ids)
         logits = model.head(hidden)
+        readers = {"a sum": logits.sum, "the loss": partial(F.cross_entropy, logits.flatten(0, 1), labels.flatten())}
         with torch.no_grad():
             {"input": hidden, "weight": model.head.weight, "bias": model.head.bias}[which].mul_(1)
-        found = error_of(logits.sum)
-        worst.expect(isinstance(found, RuntimeError), f"no error, got {found!r}", f"logits whose {which} has changed")
+        for reader, call in readers.items():
+            found = error_of(call)
+            where = f"{reader} of logits whose {which} has changed"
+            worst.expect(isinstance(found, RuntimeError), f"no error, got {found!r}", where)
     model.zero_grad(set_to_none=True)
