@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastops.cases import DTYPES
-from fastops.selftest.bits import all_alike, all_same, bits, other_bits, same_bits, those_that_are
+from fastops.selftest.bits import all_alike, all_same, bits, other_bits, same_bits
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64, torch.complex128, torch.bool], ids=str)
@@ -46,10 +46,3 @@ def test_each_of_several() -> None:
     assert not all_same(given, changed)
     assert other_bits(given, changed)
     assert all_same([], [])
-
-
-def test_words_of_those_that_are() -> None:
-    yes, no = torch.ones((), dtype=torch.bool), torch.zeros((), dtype=torch.bool)
-    flagged = [("a", "first", no), ("a", "second", yes), ("a", "third", yes), ("b", "fourth", no)]
-    assert those_that_are(flagged) == {"a": "second"}
-    assert those_that_are([]) == {}

@@ -1,10 +1,10 @@
-"""Tensors of a device come to the CPU with their values, whatever their dtypes and strides."""
+"""What a GPU is waited for once for: tensors with their values, whatever their dtypes and strides, and flags."""
 
 from __future__ import annotations
 
 import torch
 
-from fastops.selftest.together import on_cpu
+from fastops.selftest.together import first_set, on_cpu
 
 
 def test_values_shapes_and_dtypes(device: torch.device) -> None:
@@ -20,3 +20,10 @@ def test_values_shapes_and_dtypes(device: torch.device) -> None:
         assert torch.equal(a, b)
     assert on_cpu([]) == ()
     assert not on_cpu([whole.to(device).requires_grad_()])[0].requires_grad
+
+
+def test_the_first_flags_that_are_set(device: torch.device) -> None:
+    yes, no = (torch.tensor(value, device=device) for value in (True, False))
+    flags = [("a", "first", no), ("a", "second", yes), ("a", "third", yes), ("b", "fourth", no)]
+    assert first_set(flags) == {"a": "second"}
+    assert first_set([]) == {}

@@ -253,6 +253,15 @@ FAULTS = (
         ),
     ),
     Fault(
+        "cpu-streams-half-lines",
+        3,
+        ("rms_norm", "softmax"),
+        "cpp/cpu/engine/stream.h",
+        "Rows that are odd multiples of half a line go past the caches too, by stores of whole lines.",
+        "bytes % 64 == 0 && reinterpret_cast<uintptr_t>(output) % 64 == 0",
+        "bytes % 32 == 0 && reinterpret_cast<uintptr_t>(output) % 64 == 0",
+    ),
+    Fault(
         "cpu-rows-streamed-by-the-base-level",
         1,
         SOFTMAXES,

@@ -125,6 +125,15 @@ FAULTS = (
         "parts.distance = interleaved ? parts.strides[dim] : parts.sizes[dim];",
     ),
     Fault(
+        "host-pointwise-second-copy",
+        1,
+        ("axpby",),
+        "cpp/host/pointwise.cpp",
+        "Where there are too many dimensions each output gets the first one's copy.",
+        'call<Tensor>("aten::copy_", t, copies[k++], false);',
+        'call<Tensor>("aten::copy_", t, copies[k], false);',
+    ),
+    Fault(
         "host-pointwise-broadcast-in-the-middle",
         1,
         ("axpby",),

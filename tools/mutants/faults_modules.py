@@ -366,11 +366,11 @@ FAULTS = (
         '_HOOKS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")\n',
     ),
     Fault(
-        "py-patch-deferred-loss-of-changed-weights",
+        "py-patch-deferred-loss-of-changed-operands",
         2,
         ("linear_cross_entropy",),
         "src/fastops/patching/deferred.py",
-        "The loss of deferred logits does not ask whether the weights are what they were.",
+        "The loss of deferred logits does not ask whether its operands are what they were.",
         "    product.check()\n    device = x.device.type",
         "    device = x.device.type",
     ),

@@ -104,6 +104,7 @@ def axpby_samples() -> tuple[Sample, ...]:
         sample("large_block", (65, 67, 70), (65, 67, 70), x_layout=block, y_layout=block, large=True),
         sample("transposed_row", (37, 67), (67,), x_layout=transposed),
         sample("dims10", (2,) * 10, (2,) * 10, y_layout=reversed_memory),
+        sample("dims17", (2,) * 17, (2,) * 17, y_layout=reversed_memory, large=True),
         Sample("other_scalars", lambda make: (make(9, 5), make(9, 5), -0.37, 1e-3)),
         Sample("equal_terms", lambda make: (x := make(37, 67), x.clone(), 1.1, -1.1)),  # exactly 0
         Sample("defaults", lambda make: (make(9, 5), make(9, 5))),

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
-from typing import TypeVar
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from .together import on_cpu
-
-K = TypeVar("K", bound=Hashable)
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
 
@@ -22,16 +19,16 @@ def bits(x: Tensor) -> Tensor:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b))
+    return bool(_same(a, b))
 
 
 def all_same(found: Iterable[Tensor], expected: Iterable[Tensor]) -> bool:
-    """A GPU is waited for once."""
+    """Whether each has the bits of its counterpart; a GPU is waited for once."""
     return all(on_cpu(_same(a, b) for a, b in zip(found, expected, strict=True)))
 
 
 def _same(a: Tensor, b: Tensor) -> Tensor:
-    """Without a wait."""
+    """Whether they have one shape, dtype and bits; a GPU is not waited for."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return torch.zeros((), dtype=torch.bool, device=a.device)
     return _equal(bits(a), bits(b))
@@ -45,19 +42,6 @@ def _equal(a: Tensor, b: Tensor) -> Tensor:
 def other_bits(found: Iterable[Tensor], expected: Iterable[Tensor]) -> Tensor:
     """Whether any of them has other bits than expected, on their device: what asks for it waits."""
     return ~torch.stack([_same(a, b) for a, b in zip(found, expected, strict=True)]).all()
-
-
-Flagged = tuple[K, str, Tensor]  # what, in words, and whether it is so
-
-
-def those_that_are(flagged: Iterable[Flagged[K]]) -> dict[K, str]:
-    """Of each what for which one is so, the first one's words; a GPU is waited for once."""
-    flagged = list(flagged)
-    found: dict[K, str] = {}
-    for (what, words, _), is_so in zip(flagged, on_cpu(flag for _, _, flag in flagged), strict=True):
-        if is_so:
-            found.setdefault(what, words)
-    return found
 
 
 def all_alike(slices: Tensor) -> Tensor:

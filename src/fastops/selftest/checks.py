@@ -14,11 +14,11 @@ from torch import Tensor
 from ..cases import LAYOUTS, OVER_ONE_ROUNDING, OVER_TWO_ROUNDINGS, RawCall, Sample, expanded, transposed
 from ..cases.inputs import HALVES, misaligned, odd_rows, windows
 from .accuracy import Evaluation, errors, evaluate, is_learnable, tensors_of, truth_of, ulps, wide_copies
-from .bits import Flagged, all_same, other_bits, those_that_are
+from .bits import all_same, other_bits
 from .poison import NotPoisonedError, unwritten
 from .slicing import narrow_slices
 from .target import Target
-from .together import on_cpu
+from .together import Flag, first_set, on_cpu
 
 
 @dataclass(frozen=True)
@@ -209,12 +209,12 @@ def layouts(t: Target) -> Iterator[Outcome]:
     On a GPU also rows of whole vectors that begin at any element, so many that they would be read by vectors, and all
     tensors of one shape alike.
     """
-    differs: list[Flagged[Any]] = []
+    differs: list[Flag[Any]] = []
     calls = [(call, (*LAYOUTS, windows)) for call in t.raw(ROWS, COLUMNS)]
     if t.path.kind == "cuda":
         of_vectors = t.raw(*OF_VECTORS)
         calls += [(call, (misaligned, odd_rows)) for call in of_vectors]
-        differs += [flagged for call in of_vectors for flagged in _alike(call)]
+        differs += [flag for call in of_vectors for flag in _laid_out_alike(call)]
     for call, of_call in calls:
         for k, x in enumerate(call.args):
             if not isinstance(x, Tensor) or is_statistic(call, k):
@@ -227,11 +227,11 @@ def layouts(t: Target) -> Iterator[Outcome]:
                 one, other = (call.with_tensors({k: v})() for v in (laid_out, dense))
                 how = f"{call.op} with argument {k} {layout.__name__}"
                 differs.append(((call.op, k, layout), how, other_bits_of(call.op, one, other)))
-    wrong = those_that_are(differs)
+    wrong = first_set(differs)
     yield Outcome("any strides", not wrong, detail="; ".join(wrong.values()))
 
 
-def _alike(call: RawCall) -> Iterator[Flagged[Any]]:
+def _laid_out_alike(call: RawCall) -> Iterator[Flag[Any]]:
     """Of each set of tensors of one shape whether, with odd rows, they have other results than contiguous ones."""
     shapes: dict[torch.Size, list[int]] = {}
     for k, x in enumerate(call.args):
@@ -245,11 +245,11 @@ def _alike(call: RawCall) -> Iterator[Flagged[Any]]:
 
 def other_bits_of(op: str, one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> Tensor:
     """Whether any of an op's results has other bits, but for those in the order of memory."""
-    pairs = [pair for j, pair in enumerate(zip(one, other, strict=True)) if (op, j) not in IN_MEMORY_ORDER]
+    pairs = [pair for j, pair in enumerate(zip(one, other, strict=True)) if (op, j) not in _IN_MEMORY_ORDER]
     return other_bits(*zip(*pairs, strict=True))
 
 
-IN_MEMORY_ORDER = {("relu_mask", 1)}  # results whose bits follow the layout
+_IN_MEMORY_ORDER = {("relu_mask", 1)}  # results whose bits follow the layout
 
 
 def is_statistic(call: RawCall, k: int) -> bool:
@@ -290,7 +290,7 @@ default_dtype = functools.partial(_set_to, torch.get_default_dtype, torch.set_de
 
 def repeatable(t: Target) -> Iterator[Outcome]:
     """The same bits from run to run, on the CPU by any number of threads: of few rows, of many and of long ones."""
-    differs: list[Flagged[str]] = []
+    differs: list[Flag[str]] = []
     own = torch.get_num_threads()
     long = ((1, 70001),) * t.first if t.quick else ((3, 16411), (1, 70001))
     many = ((2053, 29),) if t.dtype in MAIN_DTYPES else ()
@@ -303,22 +303,24 @@ def repeatable(t: Target) -> Iterator[Outcome]:
                 with threads(count):
                     again = call()
                 differs.append((call.op, call.op, other_bits(first, again)))
-    wrong = those_that_are(differs)
+    wrong = first_set(differs)
     yield Outcome("same bits every run", not wrong, detail=", ".join(sorted(wrong)))
 
 
 def rows_alone(t: Target) -> Iterator[Outcome]:
     """A row by itself gives the bits that it gives in the batch."""
-    differs: list[Flagged[str]] = []
+    differs: list[Flag[str]] = []
     for rows, columns in ((ROWS, COLUMNS), (9, 257), (130, 8)):
-        for call in (call for call in t.raw(rows, columns) if call.row_outputs):
+        for call in t.raw(rows, columns):
+            if not call.row_outputs:
+                continue
             batch = call()
             for begin, end in ((0, 1), (5, 6), (rows - 1, rows), (1, 4)):
                 alone = call.rows(begin, end)()
-                pairs = [(alone[k], batch[k][begin:end]) for k in call.row_outputs]
                 where = f"{call.op}: rows {begin} to {end} of {rows}, {columns} columns"
-                differs.append((call.op, where, other_bits(*zip(*pairs, strict=True))))
-    wrong = those_that_are(differs)
+                found, expected = [alone[k] for k in call.row_outputs], [batch[k][begin:end] for k in call.row_outputs]
+                differs.append((call.op, where, other_bits(found, expected)))
+    wrong = first_set(differs)
     yield Outcome("row alone as in the batch", not wrong, detail="; ".join(wrong.values()))
 
 

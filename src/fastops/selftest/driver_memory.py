@@ -64,6 +64,7 @@ class DriverMemory:
         self._ask("cuMemAddressFree", c_uint64(place), c_size_t(times * size))
 
     def fill(self, place: int, byte: int, size: int) -> None:
+        """In the default stream, behind what torch has launched there."""
         self._ask("cuMemsetD8_v2", c_uint64(place), ctypes.c_ubyte(byte), c_size_t(size))
 
     def tensor(self, place: int, size: int, dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 
 from .checks import NOT_CHECKED, Outcome
-from .pages import PLACE
+from .pages import START, what_it_is_at
 from .target import Target
 
 CHECK = "guard pages"
@@ -53,7 +53,7 @@ class _Child:
 
     def epitaph(self) -> str:
         code = self._process.wait()
-        place = os.pread(self._place, PLACE, 0).decode().strip() or "its start"
+        place = what_it_is_at(self._place)
         os.close(self._place)
         if self._silent:
             return f"{place}: no answer in {SILENCE} seconds"
@@ -81,21 +81,28 @@ def begun(t: Target) -> Iterator[Outcome]:
 
 
 def guarded(t: Target) -> Iterator[Outcome]:
-    """What :func:`begun` asked for. Behind the end of a process it is asked for again, call by call."""
+    """What :func:`begun` asked for. Where the process ends, another is asked for the other ops; of a GPU first for all
+    of them again, call by call.
+    """
     died: list[str] = []
-    somewhere = ""  # a GPU's error, of one of the calls that it had been given
+    unplaced = ""  # how a GPU's first process ended, whose place may be behind the call at fault: calls run late
+    without: list[str] = []
     found: list[str] | str | None = "pages are guarded on Linux alone"
     while sys.platform == "linux" and (found := _child(t.path.device).answer()) is None:
         how = _children.pop(t.path.device).epitaph()
-        if t.path.kind == "cuda" and not somewhere and not how.startswith("its start"):
-            somewhere = f"{how}, of this call or one before, and of none by itself"
+        if t.path.kind == "cuda" and not unplaced and not how.startswith(START):
+            unplaced = f"{how}, by this call or an earlier one, but by none that is waited for"
         else:
             died.append(how)
-            if died[-1:] == died[-2:-1] or how.startswith("its start"):
+            op = how.partition(",")[0]
+            if how.startswith(START) or op in without:
                 break
-        _child(t.path.device).ask(t, [text.partition(",")[0] for text in died], apart=True)
-    if isinstance(found, str):
+            without.append(op)
+        _child(t.path.device).ask(t, without, apart=True)
+    is_placed = any(not how.startswith(START) for how in died)
+    wrong = died if is_placed or not unplaced else [unplaced, *died]
+    if isinstance(found, str) and not wrong:
         yield Outcome(CHECK, True, detail=f"{NOT_CHECKED} {found}")
     else:
-        wrong = [*(died or [somewhere] * bool(somewhere)), *(found or ())]
+        wrong = [*wrong, *([found] if isinstance(found, str) else found or ())]
         yield Outcome(CHECK, not wrong, detail="; ".join(wrong))

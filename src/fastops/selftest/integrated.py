@@ -1,4 +1,4 @@
-"""The layers of ``fastops.integrations`` that no framework has to be there for: formulas of what they stand for."""
+"""The layers of ``fastops.integrations`` that need no framework, against the formulas of what they replace."""
 
 from __future__ import annotations
 
@@ -30,28 +30,29 @@ class Layer:
     formula: Forward
     shapes: tuple[tuple[int, ...], ...] = ((3, 5, _N),)  # of the inputs, and then of the parameters
     inputs: int = 1
-    options: tuple[Any, ...] = ()  # behind them
+    options: tuple[Any, ...] = ()  # positional, behind the inputs
     stands_for: Callable[..., Any] = lambda: None  # what has these parameters
     of_two_dtypes: bool = False  # parameters may be float32 beside inputs of a half type
+    how: str = ""  # behind its name in a report
 
 
-def _rows(x: Tensor) -> Tensor:
+def _normalized(x: Tensor) -> Tensor:
     return x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + _EPS)
 
 
 def _norm(self: Any, x: Tensor) -> Tensor:
-    return _rows(x).to(x.dtype) * self.weight
+    return _normalized(x).to(x.dtype) * self.weight
 
 
 def _zero_centered(self: Any, x: Tensor) -> Tensor:
-    return (_rows(x) * (1 + self.weight.double())).to(x.dtype)
+    return (_normalized(x) * (1 + self.weight.double())).to(x.dtype)
 
 
 def _activation(function: Callable[[Tensor], Tensor]) -> Layer:
     return Layer(lambda self, x: function(x))
 
 
-def _turned(self: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, heads: int = 1) -> tuple[Tensor, ...]:
+def _rotated(self: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, heads: int = 1) -> tuple[Tensor, ...]:
     cos, sin = cos.unsqueeze(heads), sin.unsqueeze(heads)
     halves = [x.chunk(2, -1) for x in (q, k)]
     return tuple(x * cos + torch.cat((-b, a), -1) * sin for x, (a, b) in zip((q, k), halves, strict=True))
@@ -61,7 +62,7 @@ def _norm_layer(formula: Forward, eps: str) -> Layer:
     def with_weight(weight: Tensor) -> Any:
         return SimpleNamespace(weight=weight, **{eps: _EPS})
 
-    return Layer(formula, ((3, 5, _N), (_N,)), stands_for=with_weight, of_two_dtypes=True)
+    return Layer(formula, ((3, 5, _N), (_N,)), stands_for=with_weight, of_two_dtypes=True, how=f" by {eps}")
 
 
 def _mlp(activation: Callable[[Tensor], Tensor]) -> Layer:
@@ -85,7 +86,12 @@ LAYERS: dict[str, dict[str, tuple[Layer, ...]]] = {
         name: tuple(_norm_layer(formula, eps) for eps in ("eps", "variance_epsilon"))
         for name, formula in (("RMSNorm", _norm), ("RMSNormZeroCentered", _zero_centered))
     },
-    "rope": {"rotary_pos_emb": (Layer(_turned, _HEADS, 4), Layer(_turned, _HEADS_BEHIND, 4, (2,)))},
+    "rope": {
+        "rotary_pos_emb": (
+            Layer(_rotated, _HEADS, 4),
+            Layer(_rotated, _HEADS_BEHIND, 4, (2,), how=" with heads behind tokens"),
+        )
+    },
     "swiglu": {
         "SwiGLUMLP": (_mlp(F.silu),),
         "SiLU": (_activation(F.silu),),
@@ -131,7 +137,7 @@ def _as_formula(worst: Worst, name: str, module: Module, layer: Layer, parameter
     own = by(layer.formula)(*args)
     outputs = own if isinstance(own, tuple) else (own,)
     truth = in_float64(by(layer.formula), args, incoming_gradients(outputs))
-    where = f"{name}, parameters of {parameters}"
+    where = f"{name}{layer.how}" + f", parameters of {parameters}" * layer.of_two_dtypes
     worst.expect([x.dtype for x in found.outputs] == [x.dtype for x in outputs], "another dtype", where)
     results, expected = found.outputs + found.gradients, truth.outputs + truth.gradients
     worst.expect(near(results, expected, worst.t.dtype), "other numbers", where)
@@ -149,7 +155,7 @@ def _as_config(worst: Worst, name: str, kind: Module) -> None:
             assert isinstance(norm, torch.nn.Module)
             norm.to(t.path.device, t.dtype)
             plain = kind(_N, eps=_EPS).to(t.path.device, t.dtype)
-            where = f"{name} of Megatron, layernorm_zero_centered_gamma={zero_centered}"
+            where = f"Megatron's {name}, zero-centered: {zero_centered}, sequence_parallel: {parallel}"
             worst.expect(type(norm) is kind, "another class", where)
             begins = norm.get_parameter("weight") == (0 if zero_centered else 1)
             worst.expect(bool(begins.all()), "the weight begins elsewhere", where)
@@ -158,7 +164,7 @@ def _as_config(worst: Worst, name: str, kind: Module) -> None:
                     module.get_parameter("weight").add_(0.75)
             worst.expect(near([norm(x)], [plain(x)], t.dtype), "other numbers", where)
             marked = {getattr(p, "sequence_parallel", False) for p in norm.parameters()}
-            worst.expect(marked == {parallel}, "parameters are not marked", where)
+            worst.expect(marked == {parallel}, "other marks on the parameters", where)
     config = SimpleNamespace(normalization="GroupNorm", layernorm_zero_centered_gamma=False, sequence_parallel=False)
     found = error_of(partial(megatron.Norm, config, _N))
     worst.expect(isinstance(found, ValueError), f"no error, got {found!r}", "another normalization")

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from ..cases import Case, Make, RawCall
-from .bits import Flagged, other_bits, those_that_are
+from .bits import other_bits
 from .checks import NOT_CHECKED, Outcome, is_refusal
 from .poison import BLOCK, NotPoisonedError, written_behind
 from .target import Target
+from .together import Flag, first_set
 
 CHECK = "nothing outside is touched"
 
@@ -65,7 +66,7 @@ def between(tensors: list[Tensor], late: int) -> tuple[Tensor, list[Tensor]]:
 
 
 def margins(t: Target) -> Iterator[Outcome]:
-    flagged: list[Flagged[str]] = []
+    flags: list[Flag[str]] = []
     behind: dict[str, str] = {}
     reason = ""
     for call, text in raw_calls(t.case, t.make(), t.quick):
@@ -75,13 +76,13 @@ def margins(t: Target) -> Iterator[Outcome]:
             memory, copies = between(list(tensors.values()), late)
             before = memory.clone()
             found = results(call.with_tensors(dict(zip(tensors, copies, strict=True))))
-            flagged.append((call.op, f"{text}: writes to its arguments or beside them", (memory != before).any()))
+            flags.append((call.op, f"{text}: writes to its arguments or beside them", (memory != before).any()))
             if call.row_outputs and expected:
-                flagged.append((call.op, f"{text}: other bits between margins", other_bits(found, expected)))
+                flags.append((call.op, f"{text}: other bits between margins", other_bits(found, expected)))
         try:
             if expected and not reason and written_behind(call, expected):
                 behind[call.op] = f"{text}: writes behind an output"
         except NotPoisonedError as error:
             reason = f"{NOT_CHECKED} {error}"
-    wrong = those_that_are(flagged) | behind
+    wrong = first_set(flags) | behind
     yield Outcome(CHECK, not wrong, detail="; ".join(wrong.values()) or reason)

@@ -122,7 +122,10 @@ class Pages(ABC):
         return self._tensor(self._place(size, name), size, x.dtype).as_strided(x.shape, x.stride()).copy_(x)
 
     def run(self, call: RawCall, tensors: dict[int, Tensor], at_end: bool) -> tuple[Tensor, ...]:
-        """Ordinary copies of the results that a call has of these of its arguments."""
+        """Ordinary copies of the results that a call has of these of its arguments.
+
+        A GPU is not waited for: the next call's tensors are written in the same stream, behind this one's kernels.
+        """
         self._put_up()
         self.faults.clear()
         self._names.clear()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..cases import Layout, Make, RawCall, by_name, row_slice, transposed
-from .bits import Flagged, other_bits, those_that_are
+from .bits import other_bits
 from .checks import is_statistic, other_bits_of
 from .device_pages import DevicePages
 from .host_pages import HostPages
@@ -25,8 +25,10 @@ from .margins import raw_calls, results
 from .page_memory import ROOM, Pages
 from .reach import calls_of_rules
 from .target import Path, Target
+from .together import Flag, first_set
 
 PLACE = 300  # bytes of what it is at
+START = "its start"  # which it is at before the first call
 # Whether tensors end at the guard, or begin there; how those of two dimensions or more lie.
 Way = tuple[bool, Layout | None]
 WAYS: tuple[Way, ...] = ((True, None), (False, None), (True, row_slice), (True, transposed))
@@ -59,12 +61,12 @@ def _touched(pages: Pages, call: RawCall, ways: Iterable[Way]) -> tuple[str, lis
             if pages.faults:
                 return pages.faults[0] + _name_of(layout), []
     expected = results(call)  # last: what is written outside of ordinary tensors may end the process
-    flagged = []
+    flags = []
     for layout, outputs in found if call.row_outputs else ():  # else by a GEMM of torch's, whose bits are its own
-        if outputs or expected:
+        if outputs or expected:  # else the op refuses these arguments
             differ = other_bits_of(call.op, outputs, expected) if layout else other_bits(outputs, expected)
-            flagged.append(("other bits" + _name_of(layout), differ))
-    return "", flagged
+            flags.append(("other bits" + _name_of(layout), differ))
+    return "", flags
 
 
 def _name_of(layout: Layout | None) -> str:
@@ -72,20 +74,29 @@ def _name_of(layout: Layout | None) -> str:
 
 
 def wrong_calls(pages: Pages, t: Target, place: int, without: list[str], apart: bool) -> list[str]:
-    """Of each op one. A GPU is waited for at the end, or, for calls ``apart``, behind each one."""
+    """What is wrong with a call of each op.
+
+    A GPU is waited for at the end, or, for calls ``apart``, behind each, so that an error is that call's.
+    """
     found: dict[str, str] = {}
-    differs: list[Flagged[str]] = []
+    differs: list[Flag[str]] = []
     for call, text, ways in _calls(t):
         if call.op in {*found, *without}:
             continue
         os.pwrite(place, f"{text:<{PLACE}}".encode(), 0)
-        fault, flagged = _touched(pages, call, ways)
+        fault, flags = _touched(pages, call, ways)
         if fault:
             found[call.op] = f"{text}: {fault}"
-        differs += [(call.op, f"{text}: {how}", flag) for how, flag in flagged]
+        differs += [(call.op, f"{text}: {how}", flag) for how, flag in flags]
         if apart and t.path.kind == "cuda":
             torch.cuda.synchronize(t.path.device)
-    return list((those_that_are(differs) | found).values())
+    if t.path.kind == "cuda":
+        torch.cuda.synchronize(t.path.device)
+    return list((first_set(differs) | found).values())
+
+
+def what_it_is_at(place: int) -> str:
+    return os.pread(place, PLACE, 0).decode().strip() or START
 
 
 def main() -> None:
@@ -109,7 +120,7 @@ def main() -> None:
             if device.type == "cpu":
                 raise
             # Behind an error of a GPU this process can do nothing more there.
-            text = os.pread(place, PLACE, 0).decode().strip() + f": {str(error).partition(chr(10))[0]}"
+            text = f"{what_it_is_at(place)}: {str(error).partition(chr(10))[0]}"
             os.pwrite(place, f"{text:<{PLACE}}"[:PLACE].encode(), 0)
             os._exit(1)
         print(json.dumps(found), file=answers, flush=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+K = TypeVar("K", bound=Hashable)
+Flag = tuple[K, str, Tensor]  # a key, a description, and a boolean without dimensions
 
 
 def on_cpu(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
@@ -20,3 +24,13 @@ def on_cpu(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
     for k, piece in zip(far, copied, strict=True):
         found[k] = piece.view(found[k].dtype).view(found[k].shape)
     return tuple(found)
+
+
+def first_set(flags: Iterable[Flag[K]]) -> dict[K, str]:
+    """Of each key that has a flag which is true the first such one's description; a GPU is waited for once."""
+    flags = list(flags)
+    found: dict[K, str] = {}
+    for (key, description, _), is_true in zip(flags, on_cpu(flag for _, _, flag in flags), strict=True):
+        if is_true:
+            found.setdefault(key, description)
+    return found

@@ -22,7 +22,7 @@ from .target import Path, Target, on_path
 
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 MOST = 8
-SILENCE = 900.0  # seconds for an operator in one dtype
+SILENCE = 1500.0  # seconds for an operator in one dtype, of which each op that hangs takes guard pages 300
 _TARGETS_A_PROCESS = 6  # that are worth the seconds in which a process imports torch
 _OF_A_GPU = 7 << 30  # bytes, with the process of guard pages, which holds one of them
 
