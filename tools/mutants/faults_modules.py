@@ -401,4 +401,22 @@ FAULTS = (
         '"NewGELU": GELUTanh',
         '"NewGELU": GELU',
     ),
+    Fault(
+        "py-script-gated-limit",
+        2,
+        ("swiglu", "geglu"),
+        "src/fastops/families/gated.py",
+        "Scripted, what a gate multiplies has no lower limit.",
+        "g.clamp(max=limit), u.clamp(-limit, limit)",
+        "g.clamp(max=limit), u.clamp(max=limit)",
+    ),
+    Fault(
+        "py-script-layer-norm-offset",
+        2,
+        ("layer_norm",),
+        "src/fastops/nn/layer_norm.py",
+        "Scripted, a layer norm adds no offset to its weight.",
+        "with_offset(self.weight, offset), self.bias, self.eps)",
+        "self.weight, self.bias, self.eps)",
+    ),
 )

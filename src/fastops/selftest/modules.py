@@ -110,10 +110,10 @@ def modules(t: Target) -> Iterator[Outcome]:
 
 def _as_operator(worst: Worst, form: Form, as_: As) -> None:
     arguments = form.given | dict(zip(form.names, form.args, strict=True))
-    begun = _begun(as_, arguments)
-    if begun is None:
+    made = begun(as_, arguments)
+    if made is None:
         return
-    module, theirs, known_to_torch = begun
+    module, theirs, known_to_torch = made
 
     def by(module: torch.nn.Module, *args: Any) -> tuple[Tensor, ...]:
         given = form.given | dict(zip(form.names, args, strict=True))
@@ -141,7 +141,7 @@ def _as_operator(worst: Worst, form: Form, as_: As) -> None:
         worst.expect(same_results(found, expected), "other bits of torch.nn's that became ours", form.text)
 
 
-def _begun(as_: As, arguments: Arguments) -> tuple[torch.nn.Module, torch.nn.Module | None, bool] | None:
+def begun(as_: As, arguments: Arguments) -> tuple[torch.nn.Module, torch.nn.Module | None, bool] | None:
     """The module and torch.nn's, if there is one, of these arguments and one seed, and whether torch.nn's knows all of
     them. None: the module lacks one.
     """

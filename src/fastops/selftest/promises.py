@@ -27,6 +27,7 @@ from . import (
     recomputed,
     refusals,
     rotary,
+    scripted,
     transforms,
 )
 from .accuracy import Evaluation, evaluate, incoming_gradients, is_learnable, ulps
@@ -400,6 +401,7 @@ PROMISE_CHECKS: tuple[Check, ...] = (
     as_alone,
     overridden.overridden,
     modules.modules,
+    scripted.scripted,
     patched.patched,
     left_alone.left_alone,
     deferred_logits.deferred_logits,

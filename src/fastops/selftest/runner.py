@@ -97,7 +97,7 @@ IN_EVERY_DTYPE = (
     guarded,
 )
 LEFT_OUT = (
-    "lower CPU levels, large inputs, torch.compile, traces, torch's opcheck, "
+    "lower CPU levels, large inputs, torch.compile, traces, scripts, torch's opcheck, "
     "and most checks of float16, float64 and references"
 )
 
