@@ -357,6 +357,15 @@ FAULTS = (
         '    wanted = _entries("only", only, modules) if only else None\n',
     ),
     Fault(
+        "py-patch-name-of-one-module",
+        2,
+        ("swiglu", "rms_norm"),
+        "src/fastops/patching/walk.py",
+        "A name in only or skip stands for that module alone, and not for those in it.",
+        "any(fnmatchcase(ancestor, entry) for entry in entries for ancestor in _ancestors(name))",
+        "any(fnmatchcase(name, entry) for entry in entries)",
+    ),
+    Fault(
         "py-patch-hooks-before-an-activation",
         2,
         ("swiglu",),

@@ -40,6 +40,7 @@ def left_alone(t: Target) -> Iterator[Outcome]:
         worst.expect(all_same(_tensors(module), numbers), "parameters or gradients are others", f"after {when}")
     if not isinstance(module, LanguageModel):
         _not_asked_for(worst, module)
+        _by_name(worst, module)
         if isinstance(module, MLP):
             _with_hooks(worst, module)
         _undo_of_another_class(worst, module)
@@ -88,6 +89,24 @@ def _not_asked_for(worst: Worst, module: nn.Module) -> None:
 
 
 _KINDS = ("norms", "gated_mlps", "activations", "rope")
+
+
+def _by_name(worst: Worst, module: nn.Module) -> None:
+    """A name, also one with ``*`` and ``?``, stands for all that is in the module."""
+    model = nn.ModuleDict({"tower": Beside([copy.deepcopy(module)]), "other": copy.deepcopy(module)})
+    expected: tuple[tuple[dict[str, list[str]], set[str]], ...] = (
+        ({"only": ["tower"]}, {"tower.0"}),
+        ({"only": ["t?w*"]}, {"tower.0"}),
+        ({"only": ["tower.?"]}, {"tower.0"}),
+        ({"skip": ["tower"]}, {"other"}),
+        ({"skip": ["*er.0"]}, {"other"}),
+        ({"only": ["other"], "skip": ["tower"]}, {"other"}),
+        ({"only": ["tower"], "skip": ["tower.0"]}, set()),
+    )
+    for given, names in expected:
+        report = _patched_quietly(model, **given)
+        worst.expect({*report.swapped} == names, f"swapped {sorted(report.swapped)}", f"{given}")
+        report.undo()
 
 
 def _with_hooks(worst: Worst, module: MLP) -> None:
