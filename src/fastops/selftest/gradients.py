@@ -147,7 +147,7 @@ def _incoming_layouts(form: Form) -> tuple[Callable[..., Tensor], ...]:
 
 
 def _expanded_in_turn(x: Tensor) -> Tensor:
-    """Along every second dimension, so that no two are one in memory."""
+    """Expanded along every second dimension, so that no two are one in memory."""
     return x[tuple(slice(1 if d % 2 else None) for d in range(x.dim()))].expand(x.shape)
 
 

@@ -118,7 +118,7 @@ def integrations(t: Target) -> Iterator[Outcome]:
     for name, layers in LAYERS.get(t.case.name, {}).items():
         module = kernels.mapping()[name][t.path.device.type].load()
         for layer in layers:
-            for dtype in {t.dtype, t.make().parameter_dtype} if layer.of_two_dtypes else {t.dtype}:
+            for dtype in dict.fromkeys((t.dtype, *[t.make().parameter_dtype] * layer.of_two_dtypes)):
                 _as_formula(worst, name, module, layer, dtype)
     if t.case.name in _OF_MEGATRON:
         _as_config(worst, *_OF_MEGATRON[t.case.name])
