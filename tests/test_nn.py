@@ -376,6 +376,22 @@ def test_modules_of_gated_units(name: str, options: dict[str, Any], device: torc
         torch.testing.assert_close(scripted(*args), module(*args))
 
 
+@pytest.mark.parametrize("name", ["SwiGLU", "GEGLU"])
+def test_scripted_gradients_at_the_limit(name: str) -> None:
+    """Those of the kernels, whatever torch.clamp has there: its versions disagree."""
+    module = getattr(nn, name)(limit=0.5)
+    gate, up = (
+        torch.tensor([-0.5, 0.5, 0.75, -2.0, 0.5], dtype=F64),
+        torch.tensor([0.5, -0.5, 0.5, -0.5, 2.0], dtype=F64),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.script(module)
+    inputs = (gate.requires_grad_(), up.requires_grad_())
+    found, expected = (torch.autograd.grad(f(*inputs).sum(), inputs) for f in (scripted, module))
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_bounds_of_a_gated_mlp(activation: str) -> None:
     """Of gate and up between the layers."""

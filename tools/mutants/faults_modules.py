@@ -416,8 +416,8 @@ FAULTS = (
         ("swiglu", "geglu"),
         "src/fastops/families/gated.py",
         "Scripted, what a gate multiplies has no lower limit.",
-        "g.clamp(max=limit), u.clamp(-limit, limit)",
-        "g.clamp(max=limit), u.clamp(max=limit)",
+        "    g, u = _clamped(g, u, limit)\n    if name",
+        "    if limit is not None:\n        g, u = g.clamp(max=limit), u.clamp(max=limit)\n    if name",
     ),
     Fault(
         "py-script-layer-norm-offset",

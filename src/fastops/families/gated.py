@@ -112,7 +112,7 @@ def join(first: Tensor, second: Tensor, dim: int, interleaved: bool) -> Tensor:
     return torch.stack((first, second), dim + 1).reshape(*shape[:dim], 2 * shape[dim], *shape[dim + 1 :])
 
 
-def _clamped(gate: Tensor, up: Tensor, limit: float | None) -> tuple[Tensor, Tensor]:
+def _clamped(gate: Tensor, up: Tensor, limit: Optional[float]) -> tuple[Tensor, Tensor]:  # noqa: UP045 - TorchScript
     """Not by clamp, whose derivative at the limit itself depends on torch's version."""
     if limit is None:
         return gate, up
@@ -279,8 +279,7 @@ def by_torch(
     g, u = g.to(dtype), u.to(dtype)
     if g.dtype == torch.float16 or g.dtype == torch.bfloat16:
         g, u = g.float(), u.float()
-    if limit is not None:
-        g, u = g.clamp(max=limit), u.clamp(-limit, limit)
+    g, u = _clamped(g, u, limit)
     if name == "swiglu":
         a = g * torch.sigmoid(alpha * g)
     elif name == "geglu":
