@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from conftest import ON_CUDA
+from stand_in import case_of
 from torch import Tensor
 
-from fastops.cases import Make, RawCall, by_name
+from fastops.cases import RawCall, by_name
 from fastops.selftest import guarded, margins, poison
 from fastops.selftest.checks import Outcome
 from fastops.selftest.target import Path, Target
@@ -199,7 +200,7 @@ def beside(x: Tensor, k: int) -> Tensor:
     return x.as_strided((1,), (1,), at) if there else x.new_zeros(1)
 
 
-STAND_INS_BETWEEN: dict[str, tuple[Callable[[Tensor], object], str]] = {
+STAND_INS_BETWEEN: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "nothing": (lambda x: 0, ""),
     "a read behind": (lambda x: beside(x, x.numel()), "other bits between margins"),
     "a read before": (lambda x: beside(x, -1), "other bits between margins"),
@@ -215,19 +216,8 @@ def test_outside_by_margins(
     what: str, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     touch, expected = STAND_INS_BETWEEN[what]
-
-    class StandIn(RawCall):
-        def __call__(self) -> tuple[Tensor, ...]:
-            return (self.args[0] + touch(self.args[0]),)
-
-        def with_args(self, args: tuple[object, ...]) -> RawCall:
-            return StandIn(self.op, args)
-
-    def raw(make: Make, rows: int, n: int) -> list[RawCall]:
-        return [StandIn("square", (make(rows, n, dtype=dtype, scale=100.0),))]
-
     monkeypatch.setattr(margins, "written_behind", lambda *_: False)
-    case = replace(by_name()["square"], raw=raw)
+    case = case_of(lambda x: x + touch(x), dtype=dtype, scale=100.0)
     (outcome,) = margins.margins(Target(case, torch.float32, Path(device, device.type), quick=True))
     assert outcome.ok == (not expected)
     assert expected in outcome.detail

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
+from stand_in import case_of
 from torch import Tensor
 
-from fastops.cases import Make, RawCall, by_name
 from fastops.selftest.checks import Check, Outcome, repeatable, rows_alone
 from fastops.selftest.target import Path, Target
 
 
 def outcome_of(check: Check, result: Callable[[Tensor], Tensor], device: torch.device) -> Outcome:
-    class StandIn(RawCall):
-        def __call__(self) -> tuple[Tensor, ...]:
-            return (result(self.args[0]),)
-
-        def with_args(self, args: tuple[object, ...]) -> RawCall:
-            return StandIn(self.op, args)
-
-    def raw(make: Make, rows: int, n: int) -> list[RawCall]:
-        return [StandIn("square", (make(rows, n),))]
-
-    case = replace(by_name()["square"], raw=raw)
-    (outcome,) = check(Target(case, torch.float32, Path(device, device.type), quick=True))
+    (outcome,) = check(Target(case_of(result), torch.float32, Path(device, device.type), quick=True))
     return outcome
 
 

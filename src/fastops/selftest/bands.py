@@ -84,7 +84,7 @@ def _shape(plan: Callable[[int, int], dict[str, Any]], rows: int, of: Iterable[s
     return tuple(found.get(name) for name in of)
 
 
-def _held(plan: Callable[[int, int], dict[str, Any]], size: int, n: int) -> tuple[int, int]:
+def _units_per_thread(plan: Callable[[int, int], dict[str, Any]], size: int, n: int) -> tuple[int, int]:
     """The rule of very many rows of n numbers of so many bytes, and how many units of a row a thread holds; 0: none."""
     found = plan(1 << 20, n)
     units = -(-n * size // _unit(found, size))
@@ -172,8 +172,8 @@ def _norm(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
             of_teams = sorted({*range(3, _EACH_LENGTH), *_lengths_of_teams(table, dtype)})
             teams = functools.partial(_shape, plan, 1 << 20, ("rule", "threads", "blocks", "teams"))
             ends = {(rule, n) for (rule, *_), ns in _by_shape(of_teams, teams).items() for n in (ns[0], ns[-1])}
-            held = functools.partial(_held, plan, _SIZES[dtype])
-            shortest = {(rule, ns[0]) for (rule, _), ns in _by_shape(of_teams, held).items()}
+            per_thread = functools.partial(_units_per_thread, plan, _SIZES[dtype])
+            shortest = {(rule, ns[0]) for (rule, _), ns in _by_shape(of_teams, per_thread).items()}
             for rule, n in sorted(ends | shortest):
                 fewest = {plan(rows, n)["schedule"]: rows for rows in reversed(_rows(card)) if rows > 1}
                 schedule, rows = max(fewest.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -85,9 +84,7 @@ def _same_loss(
         logits = step(model.head(model.embedding(input_ids)))
         target = labels[..., -logits.shape[-2] :] if logits.dim() == 3 else labels.flatten()[-logits.shape[0] :]
         target = target.where(target >= 0, options.get("ignore_index", -100))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of torch's older options
-            loss = F.cross_entropy(logits.flatten(0, -2), target.flatten(), **options)
+        loss = F.cross_entropy(logits.flatten(0, -2), target.flatten(), **options)
         return loss.detach(), *torch.autograd.grad(loss.sum(), [*model.parameters()])
 
     expected = results()

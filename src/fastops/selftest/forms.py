@@ -32,8 +32,13 @@ class Form:
     unlike_torch: bool = False
     public: bool = False  # as a call's
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All of the call, by name."""
+        return dict(zip(self.names, self.args, strict=True)) | self.given
+
     def ours(self, *args: Any) -> tuple[Tensor, ...]:
-        return results_of(self.case.function(**dict(zip(self.names, args, strict=True)), **self.given))
+        return results_of(self.case.function(**self.with_args(args).arguments))
 
     def plain(self, *args: Any) -> tuple[Tensor, ...]:
         given = dict(zip(self.given, wide_copies(tuple(self.given.values())), strict=True))
@@ -41,7 +46,7 @@ class Form:
 
     def by_reference(self) -> tuple[Tensor, ...]:
         """Of the plain composition, in the dtypes of the call."""
-        return results_of(self.case.reference(**dict(zip(self.names, self.args, strict=True)), **self.given))
+        return results_of(self.case.reference(**self.arguments))
 
     def truth(self, grads: Iterable[Tensor], args: Sequence[Any] | None = None) -> Evaluation:
         return in_float64(self.plain, tuple(args or self.args), grads)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from .accuracy import evaluate, in_float64, incoming_gradients, near
 from .checks import MAIN_DTYPES, Outcome
 from .forms import Worst
 from .modules import Module
+from .patched import rotated
 from .refusals import error_of
 from .target import Target
 
@@ -52,10 +54,8 @@ def _activation(function: Callable[[Tensor], Tensor]) -> Layer:
     return Layer(lambda self, x: function(x))
 
 
-def _rotated(self: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, heads: int = 1) -> tuple[Tensor, ...]:
-    cos, sin = cos.unsqueeze(heads), sin.unsqueeze(heads)
-    halves = [x.chunk(2, -1) for x in (q, k)]
-    return tuple(x * cos + torch.cat((-b, a), -1) * sin for x, (a, b) in zip((q, k), halves, strict=True))
+def _rotated(self: Any, *args: Any) -> tuple[Tensor, Tensor]:
+    return rotated(*args)
 
 
 def _norm_layer(formula: Forward, eps: str) -> Layer:
@@ -146,25 +146,25 @@ def _as_formula(worst: Worst, name: str, module: Module, layer: Layer, parameter
 def _as_config(worst: Worst, name: str, kind: Module) -> None:
     t = worst.t
     x = t.make()(3, _N)
-    for zero_centered in (False, True):
-        for parallel in (False, True):
-            config = SimpleNamespace(
-                normalization=name, layernorm_zero_centered_gamma=zero_centered, sequence_parallel=parallel
-            )
-            norm = megatron.Norm(config, _N, _EPS)
-            assert isinstance(norm, torch.nn.Module)
-            norm.to(t.path.device, t.dtype)
-            plain = kind(_N, eps=_EPS).to(t.path.device, t.dtype)
-            where = f"Megatron's {name}, zero-centered: {zero_centered}, sequence_parallel: {parallel}"
-            worst.expect(type(norm) is kind, "another class", where)
-            begins = norm.get_parameter("weight") == (0 if zero_centered else 1)
-            worst.expect(bool(begins.all()), "the weight begins elsewhere", where)
-            with torch.no_grad():
-                for module in (norm, plain):
-                    module.get_parameter("weight").add_(0.75)
-            worst.expect(near([norm(x)], [plain(x)], t.dtype), "other numbers", where)
-            marked = {getattr(p, "sequence_parallel", False) for p in norm.parameters()}
-            worst.expect(marked == {parallel}, "other marks on the parameters", where)
-    config = SimpleNamespace(normalization="GroupNorm", layernorm_zero_centered_gamma=False, sequence_parallel=False)
-    found = error_of(partial(megatron.Norm, config, _N))
+    for zero_centered, parallel in product((False, True), repeat=2):
+        norm = megatron.Norm(_config(name, zero_centered, parallel), _N, _EPS)
+        assert isinstance(norm, torch.nn.Module)
+        norm.to(t.path.device, t.dtype)
+        plain = kind(_N, eps=_EPS).to(t.path.device, t.dtype)
+        where = f"Megatron's {name}, zero-centered: {zero_centered}, sequence_parallel: {parallel}"
+        worst.expect(type(norm) is kind, "another class", where)
+        begins = norm.get_parameter("weight") == (0 if zero_centered else 1)
+        worst.expect(bool(begins.all()), "the weight begins elsewhere", where)
+        with torch.no_grad():
+            for module in (norm, plain):
+                module.get_parameter("weight").add_(0.75)
+        worst.expect(near([norm(x)], [plain(x)], t.dtype), "other numbers", where)
+        marked = {getattr(p, "sequence_parallel", False) for p in norm.parameters()}
+        worst.expect(marked == {parallel}, "other marks on the parameters", where)
+    found = error_of(partial(megatron.Norm, _config("GroupNorm"), _N))
     worst.expect(isinstance(found, ValueError), f"no error, got {found!r}", "another normalization")
+
+
+def _config(name: str, zero_centered: bool = False, parallel: bool = False) -> Any:
+    options = {"layernorm_zero_centered_gamma": zero_centered, "sequence_parallel": parallel}
+    return SimpleNamespace(normalization=name, **options)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..patching import Report, patch
+from ..patching import patch
 from .bits import all_same
 from .checks import Outcome
 from .forms import Worst
@@ -84,7 +83,7 @@ def _not_asked_for(worst: Worst, module: nn.Module) -> None:
     own = type(module)
     options: tuple[dict[str, Any], ...] = {"only": []}, {"only": ["loss"]}, {"skip": _KINDS}, {"dry_run": True}
     for given in options:
-        _patched_quietly(module, **given)
+        patch(module, **given)
         worst.expect(type(module) is own, "swapped", f"{given}")
 
 
@@ -94,7 +93,7 @@ _KINDS = ("norms", "gated_mlps", "activations", "rope")
 def _by_name(worst: Worst, module: nn.Module) -> None:
     """A name, also one with ``*`` and ``?``, stands for all that is in the module."""
     model = nn.ModuleDict({"tower": Beside([copy.deepcopy(module)]), "other": copy.deepcopy(module)})
-    expected: tuple[tuple[dict[str, list[str]], set[str]], ...] = (
+    expected: tuple[tuple[dict[str, Any], set[str]], ...] = (
         ({"only": ["tower"]}, {"tower.0"}),
         ({"only": ["t?w*"]}, {"tower.0"}),
         ({"only": ["tower.?"]}, {"tower.0"}),
@@ -104,7 +103,7 @@ def _by_name(worst: Worst, module: nn.Module) -> None:
         ({"only": ["tower"], "skip": ["tower.0"]}, set()),
     )
     for given, names in expected:
-        report = _patched_quietly(model, **given)
+        report = patch(model, **given)
         worst.expect({*report.swapped} == names, f"swapped {sorted(report.swapped)}", f"{given}")
         report.undo()
 
@@ -115,14 +114,8 @@ def _with_hooks(worst: Worst, module: MLP) -> None:
         other = copy.deepcopy(module)
         other.activation = nn.SiLU()
         getattr(other.activation, f"register_{name}")(lambda *_: None)
-        report = _patched_quietly(other)
+        report = patch(other)
         worst.expect("" in report.left, f"not left for the {name}", str(report))
-
-
-def _patched_quietly(module: nn.Module, **options: Any) -> Report:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that nothing was swapped
-        return patch(module, **options)
 
 
 def _that_depends_on(worst: Worst, module: nn.Module, attribute: float) -> None:
@@ -134,6 +127,6 @@ def _that_depends_on(worst: Worst, module: nn.Module, attribute: float) -> None:
     other = copy.deepcopy(module)
     other.__class__ = type(type(module).__name__, (type(module),), {"forward": forward})
     other.factor = attribute  # type: ignore[assignment]
-    report = _patched_quietly(other)
+    report = patch(other)
     right = any("attribute factor" in why for why in report.left.values())
     worst.expect(right, f"not left for its attribute {attribute!r}", str(report))

@@ -35,6 +35,11 @@ class As:
     options: dict[str, str] = field(default_factory=dict)  # whose names in the constructor differ
     spread: Callable[[Arguments], float] | None = None  # parameters begin uniformly up to it, where torch.nn has none
 
+    def inputs_of(self, arguments: Arguments) -> tuple[Any, ...]:
+        """The inputs of ``forward`` among them; LLTM's two states are one argument."""
+        first, *others = (arguments.get(name) for name in self.inputs)
+        return (first, tuple(others)) if self.module is nn.LLTM else (first, *others)
+
 
 def _affine(a: Arguments) -> Arguments:
     return {"elementwise_affine": a.get("weight") is not None, "bias": a.get("bias") is not None}
@@ -109,18 +114,16 @@ def modules(t: Target) -> Iterator[Outcome]:
 
 
 def _as_operator(worst: Worst, form: Form, as_: As) -> None:
-    arguments = form.given | dict(zip(form.names, form.args, strict=True))
+    arguments = form.arguments
     made = begun(as_, arguments)
     if made is None:
         return
     module, theirs, known_to_torch = made
 
     def by(module: torch.nn.Module, *args: Any) -> tuple[Tensor, ...]:
-        given = form.given | dict(zip(form.names, args, strict=True))
+        given = form.with_args(args).arguments
         state = {key: given[name] for name, key in as_.state.items() if given.get(name) is not None}
-        first, *others = (given.get(name) for name in as_.inputs)
-        inputs = (first, tuple(others)) if as_.module is nn.LLTM else (first, *others)
-        return results_of(torch.func.functional_call(module, state, inputs))
+        return results_of(torch.func.functional_call(module, state, as_.inputs_of(given)))
 
     with (least := Kept()):
         expected = evaluate(form.ours, form.args)

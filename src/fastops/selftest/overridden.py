@@ -53,8 +53,7 @@ def overridden(t: Target) -> Iterator[Outcome]:
         worst.expect(same_results(found, alone), "other bits", f"{form.text} where another device is the default")
         with _Seen(t.case.function) as seen:
             form.ours(*form.args)
-        given = form.given | dict(zip(form.names, form.args, strict=True))
-        lost = [name for name, x in given.items() if x is not None and seen.arguments.get(name) is not x]
+        lost = [name for name, x in form.arguments.items() if x is not None and seen.arguments.get(name) is not x]
         worst.expect(not lost, "another argument", f"{', '.join(lost)} of {form.text} under a mode")
     for form in chain(of_calls(t), of_samples(t, t.case.small_samples)):
         sequences = {name: list(value) for name, value in form.given.items() if isinstance(value, tuple)}

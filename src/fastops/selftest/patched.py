@@ -36,12 +36,12 @@ class MLP(nn.Module):
         return found
 
 
-def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
     def half(x: Tensor) -> Tensor:
         first, second = x.chunk(2, -1)
         return torch.cat((-second, first), -1)
 
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
     return q * cos + half(q) * sin, k * cos + half(k) * sin
 
 
@@ -54,7 +54,7 @@ class _Turned(nn.Module):
         self.cos, self.sin = nn.Buffer(angles.cos()), nn.Buffer(angles.sin())
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k = turned(x[:, :2], x[:, 2:], self.cos, self.sin)
+        q, k = rotated(x[:, :2], x[:, 2:], self.cos, self.sin)
         return torch.cat((q, k), 1)
 
 

@@ -30,7 +30,7 @@ def invalid_arguments(t: Target) -> Iterator[Outcome]:
     """
     worst = Worst(t, "errors that name the operator")
     form = next(iter(few(t)))
-    right = dict(zip(form.names, form.args, strict=True)) | form.given
+    right = form.arguments
     alone = right | dict.fromkeys(optional_tensors(t.case))
 
     def refused(name: str, value: Any, kind: type[Exception], what: str, right: dict[str, Any] = right) -> None:
@@ -152,7 +152,7 @@ def refused_alike(t: Target) -> Iterator[Outcome]:
     if t.quick and not t.first:
         return
     for form, learns in product(few(t), (True,) if t.quick else (False, True)):
-        right = dict(zip(form.names, form.args, strict=True)) | form.given
+        right = form.arguments
         for name, own in right.items():
             for x in _others(own) if isinstance(own, Tensor) else ():
                 given = right | {name: x}

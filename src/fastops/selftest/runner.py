@@ -138,7 +138,8 @@ def outcomes_of(check: Check, target: Target) -> list[Outcome]:
     found: list[Outcome] = []
     on_device = torch.cuda.device(target.path.device) if target.path.device.type == "cuda" else contextlib.nullcontext()
     try:
-        # opcheck prints, and gradcheck warns, about what the outcome says already.
+        # opcheck prints, and gradcheck warns, about what the outcome says already. Others warn that torch.jit is
+        # deprecated, of torch's older options, and that patch() has swapped nothing.
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), on_device:
             warnings.simplefilter("ignore")
             found.extend(check(target))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import nn
-from .accuracy import evaluate, near
+from .accuracy import Evaluation, evaluate, near
 from .checks import Outcome
-from .forms import Worst, of_calls, of_samples, results_of
-from .modules import MODULES, begun
+from .forms import Form, Worst, of_calls, of_samples, results_of
+from .modules import MODULES, As, begun
 from .target import Target
 
 
@@ -29,41 +27,33 @@ def scripted(t: Target) -> Iterator[Outcome]:
     worst = Worst(t, "torch.jit.script")
     seen = set[str]()
     for form in (*of_calls(t), *of_samples(t, t.case.small_samples)):
-        arguments = form.given | dict(zip(form.names, form.args, strict=True))
-        made = begun(as_, arguments)
+        made = begun(as_, form.arguments)
         if made and str(made[0]) not in seen:
             seen.add(str(made[0]))
-            inputs = tuple(arguments[name] for name in as_.inputs if arguments.get(name) is not None)
             module, theirs, _ = made
-            _as_module(worst, module.to(t.path.device, t.dtype), theirs, inputs)
+            _as_module(worst, form, as_, module, theirs)
     yield worst.outcome()
 
 
-def _as_module(
-    worst: Worst, module: torch.nn.Module, theirs: torch.nn.Module | None, inputs: tuple[Tensor, ...]
-) -> None:
-    if error := _error(module, inputs):
-        of_torch = theirs is not None and _error(theirs.to(worst.t.path.device, worst.t.dtype), inputs) is not None
-        worst.expect(of_torch or "cannot be scripted" in str(error), f"{error}", str(module))
+def _as_module(worst: Worst, form: Form, as_: As, module: torch.nn.Module, theirs: torch.nn.Module | None) -> None:
+    """Errors are torch.nn's own, or say that the options cannot be scripted."""
+    names = [name for name in as_.inputs if isinstance(form.arguments.get(name), Tensor)]
+    inputs = tuple(form.arguments[name] for name in names)
+
+    def by(of: torch.nn.Module, *args: Tensor) -> tuple[Tensor, ...]:
+        return results_of(of(*as_.inputs_of(dict(zip(names, args, strict=True)))))
+
+    def script(of: torch.nn.Module) -> Evaluation | Exception:
+        try:
+            return evaluate(partial(by, torch.jit.script(of.to(worst.t.path.device, worst.t.dtype))), inputs)
+        except Exception as error:  # torch.jit.Error is none of Python's, and an annotation may cost any of these
+            return error
+
+    found = script(module)
+    if isinstance(found, Exception):
+        is_torchs = theirs is not None and isinstance(script(theirs), Exception)
+        worst.expect(is_torchs or "cannot be scripted" in str(found), f"{found}", str(module))
         return
-    found, expected = (evaluate(partial(by, module), inputs) for by in (_by_script, _results))
+    expected = evaluate(partial(by, module), inputs)
     same = near(found.outputs + found.gradients, expected.outputs + expected.gradients, worst.t.dtype)
     worst.expect(same, "other numbers", str(module))
-
-
-def _error(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> Exception | None:
-    try:
-        _by_script(module, *inputs)
-    except Exception as error:  # torch.jit.Error is none of Python's, and an annotation may cost any of these
-        return error
-    return None
-
-
-def _by_script(module: torch.nn.Module, *args: Tensor) -> tuple[Tensor, ...]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.jit is deprecated
-        return _results(torch.jit.script(module), *args)
-
-
-def _results(module: Any, *args: Tensor) -> tuple[Tensor, ...]:
-    return results_of(module(args[0], args[1:]) if len(args) > 2 else module(*args))  # LLTM's last two are one state

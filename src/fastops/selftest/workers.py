@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from ..cases import by_name
+from . import guarded
 from .aten_case import PREFIX, aten_case
 from .checks import threads
 from .runner import Group, Result, Step, failure_of, run, steps
@@ -22,7 +23,7 @@ from .target import Path, Target, on_path
 
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 MOST = 8
-SILENCE = 1500.0  # seconds for an operator in one dtype, of which each op that hangs takes guard pages 300
+SILENCE = 5.0 * guarded.SILENCE  # seconds for an operator in one dtype; guard pages wait for each op that hangs
 _TARGETS_A_PROCESS = 6  # that are worth the seconds in which a process imports torch
 _OF_A_GPU = 7 << 30  # bytes, with the process of guard pages, which holds one of them
 
