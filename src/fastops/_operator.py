@@ -30,6 +30,7 @@ from torch._functorch import eager_transforms
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import Function, forward_ad
 
+from . import _flops
 from ._arguments import check_types
 from ._derivative import Reach, backward_of, keep_for_forward, mark_constant, save_inputs, transposed
 from ._registration import announced, on_one_device
@@ -187,6 +188,8 @@ class Operator(Differentiable):
         reference: it is the kernel too for devices that ours do not take.
         fake: the same arguments to empty outputs of the right shape, strides and dtype.
         kernel: of an op that is composed of torch's and ours: what runs on the CPU and on CUDA.
+        flops: the FLOPs of the matrix products in a call, from the op's arguments with shapes in place of tensors.
+            None: the op multiplies no matrices.
         derivative: see :class:`Differentiable`.
     """
 
@@ -197,6 +200,7 @@ class Operator(Differentiable):
         fake: Callable[..., Any],
         *,
         kernel: Callable[..., Any] | None = None,
+        flops: _flops.Formula | None = None,
         **derivative: Any,
     ) -> None:
         self.composed = kernel is not None
@@ -207,6 +211,8 @@ class Operator(Differentiable):
         for op in (name, f"{name}_reference"):
             _library.impl(op, announced(reference), "CompositeExplicitAutograd")
         super().__init__(name, getattr(torch.ops.fastops, name).default, reference, **derivative)
+        if flops:
+            _flops.declare(self.raw, flops)
         OPERATORS[name] = self
 
 

@@ -66,5 +66,7 @@ def _take(ctx: Any) -> bool | None:
 def _is_plain(logits: Tensor, grads: tuple[Tensor | None, ...]) -> bool:
     if type(logits) is not Tensor or not logits.numel() or torch.is_grad_enabled() or _functorch_active():
         return False
+    if torch._C._len_torch_dispatch_stack():  # a dispatch mode sees the operator, whose FLOPs have a formula
+        return False
     given = [g for g in grads if g is not None]
     return all(type(g) is Tensor and g.dtype in KERNEL_DTYPES and not _batched(g) for g in given)

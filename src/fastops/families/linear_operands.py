@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from .._arguments import check_tensors, type_error
 from .._autocast import enabled
+from .._flops import product
 from .._operator import wide
 from .likelihood import check_target_dtype
 from .row import HALVES
@@ -53,14 +55,16 @@ def product_of(op: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> t
     return None
 
 
-def slices_of(input: Tensor, weight: Tensor, bias: Tensor | None, product: torch.dtype | None, save: str) -> Slices:
+def slices_of(
+    input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, product: torch.dtype | None, save: str
+) -> Slices:
     if _tracing():  # a trace is of the plain composition
         return Slices(1, 0)
     learns = torch.is_grad_enabled() and (
         input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     )
     logit_bytes = operand_dtype(input, product).itemsize
-    shapes = (input.shape[:-1].numel(), input.shape[-1], weight.shape[0], logit_bytes, input.element_size())
+    shapes = (target.numel(), input.shape[-1], weight.shape[0], logit_bytes, input.element_size())
     return slices(save if learns else SAVES[-1], *shapes, input.device.type)
 
 
@@ -74,6 +78,11 @@ def statistics_of(input: Tensor, product: torch.dtype | None) -> torch.dtype:
 
 def flat(target: Tensor) -> Tensor:
     return target.reshape(-1).long()
+
+
+def matrix(x: Tensor) -> Tensor:
+    """Return ``x`` of shape [*, n] as [rows, n]. Other than reshape(-1, n), n may be 0, and rows stays symbolic."""
+    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
 
 
 def shaped(result: Tensor, like: Tensor) -> Tensor:
@@ -103,8 +112,7 @@ def of_linear(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """In plain PyTorch the gradients by those of the whole logits."""
     empty = like_operands(input, weight, bias, Needs(False, False, False), input_dtype)
-    rows = input.shape[:-1].numel()
-    d, x = d.reshape(rows, d.shape[-1]), wide(input).reshape(rows, input.shape[-1])
+    d, x = matrix(d), matrix(wide(input))
     return (
         (d @ wide(weight)).to(empty[0].dtype).view(input.shape) if needs.input else empty[0],
         (d.t() @ x).to(weight.dtype) if needs.weight else empty[1],
@@ -140,3 +148,15 @@ def check_schedule(op: str, classes: int, width: int, kept: int) -> None:
     """Of raw ops: the public functions make them."""
     if width < 1 or not 0 <= kept <= classes:
         raise RuntimeError(f"[{op}] width must be 1 or more and kept 0 to {classes}, got {width} and {kept}")
+
+
+def forward_flops(input: torch.Size, weight: torch.Size, *others: Any) -> int:
+    """Return the FLOPs of x Wᵀ from the shapes of both."""
+    return product(math.prod(input[:-1]), input[-1], weight[0])
+
+
+def gradient_flops(input: torch.Size, weight: torch.Size, logits: torch.Size, needs: Needs) -> int:
+    """Return the FLOPs of the gradients: a product for each of input and weight, and the logits that were not kept."""
+    (classes, features), rows = weight, math.prod(input[:-1])
+    wanted = (needs.input + needs.weight) * product(rows, features, classes)
+    return wanted + product(rows, features, classes - logits[1])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .._autocast import enabled
-from .linear_operands import Needs, operand_dtype
+from .linear_operands import Needs, matrix, operand_dtype
 from .linear_sums import Scale, Sums
 
 
@@ -45,8 +45,7 @@ class Linear(NamedTuple):
 
     @staticmethod
     def of(input: Tensor, weight: Tensor, bias: Tensor | None, product: torch.dtype | None, width: int) -> Linear:
-        x = input.reshape(input.shape[:-1].numel(), input.shape[-1]).to(operand_dtype(input, product))
-        return Linear(x, weight, bias, width)
+        return Linear(matrix(input).to(operand_dtype(input, product)), weight, bias, width)
 
     @property
     def classes(self) -> int:

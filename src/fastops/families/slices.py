@@ -41,19 +41,36 @@ MOST_KEPT = 8 << 30  # bytes, by "auto"
 def slices(
     save: str, rows: int, features: int, classes: int, logit_bytes: int, input_bytes: int, device: str
 ) -> Slices:
-    """Sizes may be symbolic. ``logit_bytes`` and ``input_bytes``: of an element."""
+    """Choose the width of a slice, and how many classes have their logits kept.
+
+    ``logit_bytes`` and ``input_bytes`` are the bytes of an element. Sizes may be symbolic. They are not compared then,
+    because a comparison would be a guard of the graph; so ``"auto"`` keeps the logits of any number of rows.
+    """
     rule = RULES.get(device, RULES["cuda"])
-    of_class = max(rows, 1) * logit_bytes
-    of_slice = max((classes + rows) * features * input_bytes // 10, rule.least_bytes)
-    width = max(of_slice // of_class // rule.multiple * rule.multiple, rule.least)
+    classes_are_symbolic = _is_symbolic(classes)
+    is_symbolic = classes_are_symbolic or _is_symbolic(rows) or _is_symbolic(features)
+    larger = torch.sym_max if is_symbolic else max
+    class_bytes = larger(rows, 1) * logit_bytes
+    slice_bytes = larger((classes + rows) * features * input_bytes // 10, rule.least_bytes)
+    width = larger(slice_bytes // class_bytes // rule.multiple * rule.multiple, rule.least)
     if save == "none":
         return Slices(width, 0)
+    if classes_are_symbolic:
+        return Slices(width, classes)
     odd = classes * logit_bytes % rule.vector != 0 and classes > rule.multiple
     most = classes // rule.multiple * rule.multiple if odd else classes
-    if save == "logits":
+    if save == "logits" or is_symbolic:
         return Slices(width, most)
-    fitting = max(MOST_KEPT // of_class // width * width, 0)
+    fitting = MOST_KEPT // class_bytes // width * width
     return Slices(width, min(fitting, most))
+
+
+def _is_symbolic(size: int) -> bool:
+    if torch.compiler.is_dynamo_compiling():  # Dynamo presents a symbolic size as an int
+        from torch.fx.experimental.symbolic_shapes import has_static_value
+
+        return not has_static_value(size)
+    return isinstance(size, torch.SymInt)
 
 
 def multiplied_in(dtype: torch.dtype, device: str) -> torch.dtype:

@@ -30,7 +30,7 @@ from ..families.likelihood import (
     statistics_dtype,
     weights_of,
 )
-from ..families.linear_operands import check_schedule, flat, operand_dtype, plain_logits, statistics_of
+from ..families.linear_operands import check_schedule, flat, forward_flops, operand_dtype, plain_logits, statistics_of
 from ..families.linear_walk import Linear, composed, parts_of, room_for
 
 NUMBERS = 4
@@ -298,4 +298,5 @@ linear_likelihood_partial = Operator(
     _fake_linear_partial,
     outputs=2,
     kernel=composed(_linear_partial),
+    flops=forward_flops,
 ).raw

@@ -27,7 +27,10 @@ from ..families.linear_operands import (
     check_schedule,
     check_softcap,
     flat,
+    forward_flops,
+    gradient_flops,
     like_operands,
+    matrix,
     of_linear,
     operand_dtype,
     plain_logits,
@@ -151,7 +154,7 @@ def linear_cross_entropy_backward_reference(
     """Gradients for input, linear_weight and linear_bias, of the whole logits; what is not needed is empty."""
     z = plain_logits(input, linear_weight, linear_bias)
     of_rows = grad.reshape(-1) if reduction == NONE else grad
-    z = z.reshape(-1, z.shape[-1])
+    z = matrix(z)
     options = (reduction, ignore_index, label_smoothing, scale, softcap, z_loss, first_class, classes)
     w = None if weight is None else wide(weight)
     d = cross_entropy_backward_reference(of_rows, None, z, target.reshape(-1), lse.reshape(-1), total, w, *options)
@@ -254,6 +257,12 @@ def _fake_gradients(
     return like_operands(input, linear_weight, o.linear_bias, o.needs, o.input_dtype)
 
 
+def _gradient_flops(
+    grad: Any, input: Any, weight: Any, target: Any, lse: Any, total: Any, logits: Any, *given: Any
+) -> int:
+    return gradient_flops(input, weight, logits, _BackwardOptions(*given).needs)
+
+
 _kernel = composed(_gradients)
 _derivative = Operator(
     "linear_cross_entropy_backward",
@@ -261,6 +270,7 @@ _derivative = Operator(
     _fake_gradients,
     outputs=3,
     kernel=_kernel,
+    flops=_gradient_flops,
 )
 
 
@@ -283,6 +293,7 @@ _op = Operator(
     save=_save,
     backward=_backward,
     kernel=composed(_forward),
+    flops=forward_flops,
 )
 
 
@@ -465,11 +476,10 @@ def _of_whole_logits(
     check_devices(op, input, linear_weight=weight, target=target, linear_bias=bias, weight=class_weight)
     product_of(op, input, weight, bias)
     flat_bias = None if bias is None else bias.reshape(-1)
-    logits = linear(input, weight.reshape(-1, weight.shape[-1]), flat_bias).unflatten(-1, outputs)
+    logits = linear(matrix(input), matrix(weight), flat_bias).unflatten(-1, outputs)
     rows = input.dim() - 1
-    if rows != 1:
-        logits = logits.flatten(0, rows - 1) if rows else logits.unsqueeze(0)
-    loss = cross_entropy(logits, target.reshape(-1, *of_class), class_weight, **options)
+    flat_target = target.flatten(0, rows - 1) if rows else target.unsqueeze(0)
+    loss = cross_entropy(logits, flat_target, class_weight, **options)
     return loss.view((*input.shape[:-1], *outputs[1:])) if options["reduction"] == "none" else loss  # type: ignore[union-attr,return-value]
 
 
@@ -510,7 +520,7 @@ def raw_arguments(
     check_softcap(op, softcap, statistics_of(input, product))
     if dtype is None and product is not None:
         dtype = torch.float32
-    width, kept = slices_of(input, linear_weight, linear_bias, product, save)
+    width, kept = slices_of(input, linear_weight, target, linear_bias, product, save)
     options = (REDUCTIONS[reduction], ignore_index, label_smoothing, scale, softcap, z_loss)
     if dtype == input.dtype:
         dtype = None

@@ -18,6 +18,8 @@ from ..families.linear_operands import (
     check_schedule,
     check_softcap,
     flat,
+    forward_flops,
+    gradient_flops,
     like_operands,
     of_linear,
     operand_dtype,
@@ -192,6 +194,12 @@ def _fake_gradients(
     return like_operands(input, linear_weight, o.linear_bias, o.needs, o.input_dtype)
 
 
+def _gradient_flops(
+    grad: Any, grad_entropy: Any, input: Any, weight: Any, target: Any, lse: Any, entropy: Any, logits: Any, *given: Any
+) -> int:
+    return gradient_flops(input, weight, logits, _BackwardOptions(*given).needs)
+
+
 _kernel = composed(_gradients)
 _derivative = Operator(
     "linear_log_prob_backward",
@@ -199,6 +207,7 @@ _derivative = Operator(
     _fake_gradients,
     outputs=3,
     kernel=_kernel,
+    flops=_gradient_flops,
 )
 
 
@@ -221,6 +230,7 @@ _op = Operator(
     save=_save,
     backward=_backward,
     kernel=composed(_forward),
+    flops=forward_flops,
 )
 # Of the same raw op two outputs are differentiable here.
 _with_entropy = Differentiable(
@@ -249,7 +259,7 @@ def raw_arguments(
     check_devices(op, input, linear_weight=linear_weight, target=target, linear_bias=linear_bias)
     product = product_of(op, input, linear_weight, linear_bias)
     check_softcap(op, softcap, statistics_of(input, product))
-    width, kept = slices_of(input, linear_weight, linear_bias, product, save)
+    width, kept = slices_of(input, linear_weight, target, linear_bias, product, save)
     return input, linear_weight, target, linear_bias, ignore_index, scale, softcap, entropy, product, width, kept
 
 

@@ -13,6 +13,7 @@ from .. import _C
 from .._arguments import check_tensors
 from .._autocast import lower_precision
 from .._derivative import unused_as_none
+from .._flops import product
 from .._operator import Operator, sum_of_rows, wide
 from ..sharding import rows
 
@@ -144,10 +145,20 @@ def _fake_few_backward(grad_h: Tensor, grad_cell: Tensor, gates: Tensor, *inputs
     return tuple(x.new_empty(x.shape) for x in inputs)
 
 
+def _few_flops(input: torch.Size, weights: torch.Size, *others: Any) -> int:
+    return product(input[0], weights[1], weights[0])
+
+
+def _few_gradient_flops(grad_h: Any, grad_cell: Any, gates: Any, input: Any, weights: Any, *others: Any) -> int:
+    """Return the FLOPs of two products: the gradients of [old_h, input] and of the weights."""
+    return 2 * _few_flops(input, weights)
+
+
 _few_backward_op = Operator(
     "lltm_few_backward",
     lltm_few_backward_reference,
     _fake_few_backward,
+    flops=_few_gradient_flops,
     outputs=5,
     sharding=rows(lambda call: 1, whole=("weights", "bias"), sums=(1, 2)),
 )
@@ -167,6 +178,7 @@ _few = Operator(
     "lltm_few",
     lltm_few_reference,
     _fake_few,
+    flops=_few_flops,
     save=_save_few,
     backward=_backward_few,
     outputs=2,
