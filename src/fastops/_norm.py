@@ -9,6 +9,7 @@ call. For the same reason numbers and flags are left out of a call where they ar
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -99,7 +100,7 @@ def _inverse_root(square: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
 
 def _layer_statistics(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, ...]:
     """x - mean, the mean as two numbers, rounded and what rounding took away, and rstd."""
-    count = x.shape[-len(dims) :].numel()
+    count = math.prod(x.shape[-len(dims) :])  # torch.Size.numel() would make a symbolic size a constant
     mean = (x / max(count, 1)).sum(dims, keepdim=True)  # the sum itself may overflow
     shift = (x - mean).mean(dims, keepdim=True)
     centred = x - mean - shift

@@ -18,7 +18,8 @@ from .program import Program, unique
 class Pointwise(Program):
     """The outputs ``nodes`` of tensors and scalars of these names.
 
-    Tensors broadcast and are promoted as by torch's own ops. Halves are computed in float32 and rounded once.
+    Tensors broadcast. The outputs have the dtype that torch promotes all the tensors to. Half types are computed in
+    float32 and rounded once.
     """
 
     def __init__(self, name: str, tensors: Sequence[str], scalars: Sequence[str], nodes: Sequence[Node], content: str):
@@ -55,7 +56,8 @@ class Pointwise(Program):
 
 def _strides(shape: torch.Size, tensors: Sequence[Tensor]) -> tuple[int, ...]:
     """Those of the result, as the kernels' host code has them (cpp/host/strides.h)."""
-    if all(t.shape == shape for t in tensors):
+    # Ranks first: shapes of different ranks would compare sizes of different dimensions, and each is a guard.
+    if all(t.dim() == len(shape) and t.shape == shape for t in tensors):
         for layout in (torch.contiguous_format, torch.channels_last)[: 2 if len(shape) == 4 else 1]:
             if all(t.is_contiguous(memory_format=layout) for t in tensors):
                 return torch.empty(shape, device="meta", memory_format=layout).stride()
@@ -64,7 +66,7 @@ def _strides(shape: torch.Size, tensors: Sequence[Tensor]) -> tuple[int, ...]:
 
 def _fresh(y: Tensor, shape: torch.Size, tensors: Sequence[Tensor]) -> Tensor:
     """An output in full and of its own, where the expression is a constant or one of the inputs."""
-    if y.shape != shape:
+    if y.dim() != len(shape) or y.shape != shape:
         return y.expand(shape).clone(memory_format=torch.contiguous_format)
     return y.clone() if any(y is t for t in tensors) else y
 

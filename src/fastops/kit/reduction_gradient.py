@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from ..sharding import Call, Output, Split, apart, broadcast
 from . import expression, source
 from .elementwise import Gradients, aligned, differentiable, of_one_dtype
 from .expression import Node
-from .pointwise import pointwise
+from .pointwise import Pointwise, pointwise
 from .program import Kernels
 from .reduction_program import Reduction, length, normalised, reduction_program
 
@@ -29,6 +29,20 @@ class Gradient:
         tensors = [grad, *(program.tensors[k] for k in self.inputs), *([out] if self.output else [])]
         self.program = pointwise(f"{program.name}_backward", tensors, (*program.scalars, "n"), nodes)
         self.call = differentiable(self.program, Gradients(self.program, ahead=False)).call
+
+    def __call__(self, *inputs: Any, n: int) -> Any:
+        """Return the gradients. ``inputs`` are the output's gradient, the saved tensors and the scalars."""
+        return _with_length(self.call, self.program, *inputs, n=n)
+
+
+def _with_length(call: Callable[..., Any], program: Pointwise, *inputs: Any, n: int) -> Any:
+    """Call a program whose last scalar is the length of a row.
+
+    A symbolic length takes the plain composition, because the raw op's float would make it a constant.
+    """
+    if isinstance(n, torch.SymInt):
+        return program.reference(*inputs, torch.sym_float(n))
+    return call(*inputs, float(n))
 
 
 def differentiable_reduction(
@@ -50,9 +64,7 @@ def differentiable_reduction(
         kept = list(ctx.saved_tensors)
         if gradient.output:
             kept[-1] = _spread(kept[-1], dims, ctx.keepdim)
-        found = gradient.call(
-            _spread(grad, dims, ctx.keepdim).expand(shape), *kept, *ctx.scalars, float(length(shape, dims))
-        )
+        found = gradient(_spread(grad, dims, ctx.keepdim).expand(shape), *kept, *ctx.scalars, n=length(shape, dims))
         found = found if isinstance(found, tuple) else (found,)
         # Autograd sums that of a broadcast input and rounds that of a promoted one.
         gradients = (g if needed else None for g, needed in zip(found, ctx.needs_input_grad, strict=False))
@@ -124,8 +136,8 @@ class SumApart:
     def __call__(self, tensors: Sequence[Tensor], scalars: Sequence[float], dims: list[int], keepdim: bool) -> Tensor:
         total = self._sum(*tensors, *scalars, dims, keepdim, True)
         shape = torch.broadcast_shapes(*(t.shape for t in tensors))
-        n = float(length(shape, normalised(self._name, dims, len(shape))))
-        return self._finish(total, *scalars, n).to(promoted(tensors))
+        n = length(shape, normalised(self._name, dims, len(shape)))
+        return _with_length(self._finish, self._post, total, *scalars, n=n).to(promoted(tensors))  # type: ignore[no-any-return]
 
     def kernels(self, dtype: torch.dtype) -> list[Kernels]:
         wide = torch.promote_types(dtype, torch.float32)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._arguments import check_numbers, check_tensors
+from .._arguments import check_numbers, check_tensors, is_complex
 from .._operator import Operator, elementwise_batch, wide
 from .._promotion import promoted
 from ..sharding import pointwise
@@ -30,9 +30,11 @@ def _check_shapes(x: Tensor, y: Tensor) -> None:
         raise RuntimeError(f"[axpby] x and y must have shapes that broadcast, got {shapes}")
 
 
-def axpby_reference(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+def axpby_reference(x: Tensor, y: Tensor, alpha: complex = 1.0, beta: complex = 1.0) -> Tensor:
     if not (x.is_floating_point() or x.is_complex()):
         x, y = x.to(torch.get_default_dtype()), y.to(torch.get_default_dtype())
+    # torch drops the imaginary part of NumPy's complex64.
+    alpha, beta = [complex(n) if is_complex(n) else n for n in (alpha, beta)]
     return _add(alpha * wide(x), beta * wide(y)).to(x.dtype)
 
 
@@ -76,7 +78,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> Any:
     need_x, need_y = ctx.needs_input_grad[:2]
     x_shape, y_shape = ctx.shapes
-    if need_x and need_y and x_shape == y_shape:
+    # Sizes are compared only in equal numbers, because each comparison of symbolic sizes is a guard.
+    if need_x and need_y and len(x_shape) == len(y_shape) and x_shape == y_shape:
         return *_backward_op.call(grad, ctx.alpha, ctx.beta), None, None
     grad_x = ctx.alpha * grad.sum_to_size(x_shape) if need_x else None
     grad_y = ctx.beta * grad.sum_to_size(y_shape) if need_y else None
@@ -94,21 +97,22 @@ _op = Operator(
 )
 
 
-def axpby(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+def axpby(x: Tensor, y: Tensor, alpha: complex = 1.0, beta: complex = 1.0) -> Tensor:
     r"""Scaled sum of two tensors.
 
     .. math:: z = \alpha x + \beta y, \qquad
               \frac{\partial L}{\partial x} = \alpha\,\frac{\partial L}{\partial z}, \quad
               \frac{\partial L}{\partial y} = \beta\,\frac{\partial L}{\partial z}
 
-    with each gradient summed over the dimensions along which its input was broadcast.
+    with each gradient summed over the dimensions along which its input was broadcast. Complex :math:`\alpha` and
+    :math:`\beta` are conjugated in the gradients, as torch conjugates them.
 
     Args:
         x, y: shapes that broadcast, any strides, one device. Different dtypes are promoted as in ``x + y``. float16,
             bfloat16, float32 and float64 on CPU and CUDA run our kernels; other dtypes and devices the plain
             composition.
-        alpha: factor of ``x``.
-        beta: factor of ``y``.
+        alpha: factor of ``x``. A real number, or a complex one if the promoted dtype is complex.
+        beta: factor of ``y``, the same.
 
     Returns:
         A new tensor of the broadcast shape and the promoted dtype; integers give the default dtype. The half types are
@@ -116,13 +120,16 @@ def axpby(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor
 
     Raises:
         RuntimeError: shapes that do not broadcast, or tensors on different devices.
-        TypeError: x or y is no tensor, or alpha or beta is one.
+        TypeError: x or y is no tensor, alpha or beta is one, or a factor is complex and the promoted dtype is not.
     """
     if has_torch_function_variadic(x, y):
         return handle_torch_function(axpby, (x, y), x, y, alpha, beta)
     check_tensors("axpby", x=x, y=y)
-    check_numbers("axpby", alpha=alpha, beta=beta)
     if x.dtype != y.dtype:
         dtype = promoted((x, y))
         x, y = x.to(dtype), y.to(dtype)
+    complex_too = x.is_complex()
+    check_numbers("axpby", complex_too, alpha=alpha, beta=beta)
+    if complex_too and (is_complex(alpha) or is_complex(beta)):  # the raw op takes real numbers
+        return axpby_reference(x, y, alpha, beta)
     return _op.call(x, y, alpha, beta)

@@ -56,7 +56,7 @@ def torch_function(nodes: tuple[Node, ...], parameters: tuple[str, ...]) -> Call
             return torch.full((), value, dtype=dtype, device=device)
 
         def scalar(value: float) -> Tensor:
-            if not _compiling():
+            if not (_compiling() or isinstance(value, (torch.SymInt, torch.SymFloat))):
                 return number(value)
             # No question is asked of the value, which may be a symbol: the answer would be a guard, and each value a
             # graph. A product is what Inductor knows how to compute of one.
