@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +11,25 @@ from torch import Tensor
 
 import fastops
 from fastops import kit
+from fastops.cases import CASES, Case, Make, by_name
+
+PLAIN = {name: case.plain for name, case in by_name().items()}
+
+
+def rope_of(op: Callable[..., Any]) -> Callable[[Tensor, Tensor], Any]:
+    """x as q, and w as k for each of its tokens."""
+    return lambda x, w: op(x, w.expand(3, 8), *tables(x))
+
+
+def qk_norm_rope_of(op: Callable[..., Any]) -> Callable[[Tensor, Tensor], Any]:
+    """x as q, and w as the weight of k."""
+    return lambda x, w: op(x, x.detach() + 1, None, w, *tables(x), 1e-6)
+
+
+def tables(x: Tensor) -> tuple[Tensor, Tensor]:
+    angles = torch.arange(24.0, device=x.device).view(3, 8)
+    return angles.cos(), angles.sin()
+
 
 PAIRS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Tensor, Tensor], Any]]] = {
     "add_rms_norm": (
@@ -21,6 +40,8 @@ PAIRS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Tensor, Tensor
         lambda x, w: fastops.add_layer_norm(x.detach(), x, (8,), None, w),
         lambda x, w: (torch.nn.functional.layer_norm(x.detach() + x, (8,), None, w), x.detach() + x),
     ),
+    "rope": (rope_of(fastops.rope), rope_of(PLAIN["rope"])),
+    "qk_norm_rope": (qk_norm_rope_of(fastops.qk_norm_rope), qk_norm_rope_of(PLAIN["qk_norm_rope"])),
     "elementwise": (kit.elementwise("f(x, w)", "x * w, 2 * x"), lambda x, w: (x * w, 2 * x)),
     "elementwise with backward": (
         kit.elementwise("g(x, w)", "x * w, 2 * x", backward="grad0 * w + 2 * grad1, grad0 * x"),
@@ -63,6 +84,27 @@ def test_as_torchs_composition(name: str, learns: tuple[bool, bool], compiled: b
             for t, a, b in zip(learning, ours_g, torchs_g, strict=True):
                 zero = torch.zeros_like(t)
                 torch.testing.assert_close(zero if a is None else a, zero if b is None else b)
+
+
+def several_outputs() -> Iterator[Any]:
+    for case in CASES:
+        for k, call in enumerate(case.calls(Make("cpu", torch.float32))):
+            if isinstance(case.function(**call.arguments), tuple):
+                yield pytest.param(case, k, id=f"{case.name}-{k}")
+
+
+@pytest.mark.parametrize(("case", "number"), [*several_outputs()])
+def test_every_operator_with_several_outputs(case: Case, number: int) -> None:
+    """Each tensor alone requires a gradient."""
+    call = list(case.calls(Make("cpu", torch.float32)))[number]
+    names = [name for name, x in call.arguments.items() if isinstance(x, Tensor) and x.is_floating_point()]
+    for learns in sorted({*names} - {*case.fixed}):
+        given = {name: x.clone().requires_grad_(name == learns) for name, x in call.arguments.items() if name in names}
+        found, expected = (
+            [y is not None and y.requires_grad for y in function(**(call.arguments | given | plain))]
+            for function, plain in ((case.function, {}), (case.plain, call.plain))
+        )
+        assert found == expected, learns
 
 
 def test_a_straight_through_estimator_keeps_its_gradient() -> None:

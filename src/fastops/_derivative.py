@@ -19,7 +19,8 @@ def reach_of(inputs_of_each: Sequence[Iterable[int]]) -> Reach:
     inputs_of = [tuple(those) for those in inputs_of_each]  # Dynamo of torch 2.10 takes no range from a closure
 
     def reach(inputs: tuple[Any, ...], outputs: tuple[Any, ...], needed: tuple[bool, ...]) -> tuple[bool, ...]:
-        return tuple([any([need and k in those for k, need in enumerate(needed)]) for those in inputs_of])  # noqa: C419 - Dynamo of torch 2.10 traces no generator here
+        count = len(needed)  # lists, because Dynamo of torch 2.10 traces no generator here
+        return tuple([True in [needed[k] for k in those if k < count] for those in inputs_of])
 
     return reach
 

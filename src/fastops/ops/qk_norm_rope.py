@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from .._arguments import check_numbers, check_tensors
-from .._derivative import filled, unused_as_none, vjp_of
+from .._derivative import filled, reach_of, unused_as_none, vjp_of
 from .._norm import rms_eps
 from .._operator import Operator, check_parameter, wide
 from ..families.rope import (
@@ -210,7 +210,15 @@ def _vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
 
 
 _op = Operator(
-    _NAME, qk_norm_rope_reference, _fake, save=_save, backward=_backward, outputs=2, vmap=_vmap, sharding=sharding
+    _NAME,
+    qk_norm_rope_reference,
+    _fake,
+    save=_save,
+    backward=_backward,
+    outputs=2,
+    reach=reach_of([(0, 2, 4, 5), (1, 3, 4, 5)]),  # q, its weight, cos and sin; k, its weight, cos and sin
+    vmap=_vmap,
+    sharding=sharding,
 )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .._derivative import filled, unused_as_none, vjp_of
+from .._derivative import filled, reach_of, unused_as_none, vjp_of
 from .._operator import Operator, wide
 from ..families.rope import Rotation, batched, batched_tables, check_arguments, like, sharding, where
 
@@ -98,7 +98,17 @@ def _one(x: Tensor, dim: int | None) -> Tensor:
     return x if dim is None else x.select(dim, 0)
 
 
-_op = Operator("rope", rope_reference, _fake, save=_save, backward=_backward, outputs=2, vmap=_vmap, sharding=sharding)
+_op = Operator(
+    "rope",
+    rope_reference,
+    _fake,
+    save=_save,
+    backward=_backward,
+    outputs=2,
+    reach=reach_of([(0, 2, 3), (1, 2, 3)]),  # q, cos and sin; k, cos and sin
+    vmap=_vmap,
+    sharding=sharding,
+)
 
 
 def rope(
