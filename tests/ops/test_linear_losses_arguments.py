@@ -92,3 +92,23 @@ def test_a_raw_op_checks_its_schedule(device: torch.device) -> None:
         for name in ("linear_cross_entropy", "linear_log_prob"):
             with pytest.raises(RuntimeError, match=message):
                 getattr(torch.ops.fastops, name)(x, w, target, width=width, kept=kept)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("features", [16, 0])
+@pytest.mark.parametrize("sizes", [(2, 0), (3, 4), (2, 0, 3)], ids=str)
+@pytest.mark.parametrize("rows", [(5,), (0,), (2, 0)], ids=str)
+def test_empty_operands(
+    rows: tuple[int, ...], sizes: tuple[int, ...], features: int, reduction: str, device: torch.device
+) -> None:
+    """Losses of more dimensions, some of them 0, have torch's shapes, and gradients of full shape."""
+    x = torch.randn(*rows, features, device=device, requires_grad=True)
+    w = torch.randn(*sizes, features, device=device, requires_grad=True)
+    target = torch.zeros(*rows, *sizes[1:], dtype=torch.int64, device=device)
+    loss = fastops.linear_cross_entropy(x, w, target, reduction=reduction)
+    logits = (x.flatten(0, -2) @ w.flatten(0, -2).t()).unflatten(-1, sizes)
+    expected = torch.nn.functional.cross_entropy(logits, target.flatten(0, len(rows) - 1), reduction=reduction)
+    expected = expected.view(target.shape if reduction == "none" else ())
+    torch.testing.assert_close(loss, expected, equal_nan=True)
+    gradients = torch.autograd.grad(loss.sum(), (x, w))
+    assert [g.shape for g in gradients] == [x.shape, w.shape]

@@ -26,7 +26,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from .._autocast import enabled
+from ..families.linear_operands import matrix
 from ..ops.linear_cross_entropy import linear_cross_entropy
+from .calls import Calls
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HALVES = DTYPES[:2]
@@ -46,6 +48,7 @@ class Product:
     versions: tuple[int, ...] = ()
     made: WeakSet[Deferred] = field(default_factory=WeakSet)
     read_by: str | None = None  # the first function that asked for numbers
+    calls: Calls | None = None  # the head's count, until a loss of this product is in it
 
     def __post_init__(self) -> None:
         self.versions = self._versions()
@@ -99,8 +102,7 @@ class _Linear(torch.autograd.Function):
         (grad,), (input, weight, bias) = gradients, ctx.saved_tensors
         needed = ctx.needs_input_grad
         with torch.autocast(grad.device.type, enabled=False):
-            rows = grad.reshape(-1, grad.shape[-1])
-            x = input.to(ctx.dtype).reshape(-1, input.shape[-1])
+            rows, x = matrix(grad), matrix(input.to(ctx.dtype))
             of_input = (grad @ weight.to(ctx.dtype)).to(input.dtype) if needed[0] else None
             of_weight = (rows.t() @ x).to(weight.dtype) if needed[1] else None
             of_bias = rows.sum(0).to(bias.dtype) if needed[2] else None
@@ -423,7 +425,7 @@ def _cross_entropy(args: Any, kwargs: Any) -> Tensor | None:
     if weight is not None and weight.dtype != hidden.dtype:  # then it is in float32, or becomes so exactly
         weight = weight.float()
     with product.autocast():
-        return linear_cross_entropy(
+        loss = linear_cross_entropy(
             hidden,
             product.weight,
             target,
@@ -437,6 +439,10 @@ def _cross_entropy(args: Any, kwargs: Any) -> Tensor | None:
             dtype=computed,
             save=product.save,
         )
+    if product.calls is not None:
+        product.calls.ran += 1
+        product.calls = None
+    return loss
 
 
 def _is_connected(x: Deferred) -> bool:
@@ -451,8 +457,8 @@ def _is_connected(x: Deferred) -> bool:
     return True
 
 
-def deferred(head: torch.nn.Module, input: Tensor, save: str) -> Tensor | None:
-    """The head's product, deferred; None where it has to be multiplied at once.
+def deferred(head: torch.nn.Module, input: Tensor, save: str, calls: Calls | None = None) -> Tensor | None:
+    """The head's product, deferred; None where it has to be multiplied at once. ``calls`` counts its first loss.
 
     At once: without gradients, under torch.compile, ``torch.func`` or forward mode, in a trace; of weights that are no
     plain tensors, such as quantised and sharded ones; of a head with hooks, which may take the weight away after it.
@@ -478,7 +484,7 @@ def deferred(head: torch.nn.Module, input: Tensor, save: str) -> Tensor | None:
     cast = enabled(device) and all(x.dtype != torch.float64 for x in tensors)
     if not cast and any(x.dtype != input.dtype for x in tensors):
         return None
-    product = Product(input, weight, bias, torch.get_autocast_dtype(device) if cast else None, save)
+    product = Product(input, weight, bias, torch.get_autocast_dtype(device) if cast else None, save, calls=calls)
     return _Linear.apply(input, weight, bias, product)  # type: ignore[no-any-return]
 
 
