@@ -46,7 +46,7 @@ help: ## Print this list
 
 setup: build/.installed ## .venv with the pinned tools and an editable build of the tree
 
-selftest: setup ## Prove the operators on this machine; ARGS="--quick --op relu", ARGS=--help
+selftest: setup ## Compare the operators with float64 on this machine; ARGS="--quick --op relu", ARGS=--help
 	$(BIN)/python -m fastops.selftest $(ARGS)
 
 sanitize: setup ## compute-sanitizer on this machine's GPU; TOOL=racecheck, synccheck or initcheck, ARGS="relu softmax"
@@ -88,7 +88,7 @@ wheels: sdist ## The release's wheel in wheelhouse/, built and tested by cibuild
 gates: .venv/.release ## What WHEELS (default dist/*.whl) must be before anybody may install them; ARGS=--release
 	$(BIN)/python tools/gates $(ARGS) $(or $(WHEELS),$(wildcard dist/*.whl))
 
-test-wheel: ## Prove WHEEL as its users have it, in an environment of its own; ARGS="--device cuda" for the selftest
+test-wheel: ## Check WHEEL as its users have it, in an environment of its own; ARGS="--device cuda" for the selftest
 	rm -rf build/test-wheel
 	$(PYTHON) -m venv build/test-wheel/.venv
 	cp -R tests pyproject.toml build/test-wheel
@@ -111,7 +111,7 @@ build/integrations-%: .FORCE
 	cd $@ && $(PIP) install --quiet $(abspath $(wildcard $(or $(WHEEL),dist/fastops-*.whl))) --group integrations-$*
 	cd $@ && $(BIN)/python -m pytest $(ARGS) tests/integrations tests/patching
 
-sdist-check: sdist ## Build the source archive elsewhere and prove the operators
+sdist-check: sdist ## Build the source archive elsewhere and check the operators
 	$(BIN)/python tools/release/sdist.py dist/fastops-*.tar.gz
 
 release-check: lint workflows setup conda-render sdist-check ## All of a release that needs no network and no GPU; TAG=v1.2.3
@@ -135,7 +135,7 @@ conda: .venv/.conda ## The conda package in build/conda, from conda-forge's pack
 	FASTOPS_GIT_COMMIT='$(COMMIT)' \
 	  $(BIN)/python tools/conda build $(or $(CUDA),none) --set 'fastops_cuda_archs=$(FASTOPS_CUDA_ARCHS)'
 
-conda-rehearsal: .venv/.conda ## The same offline from what this machine has, then installed and proved
+conda-rehearsal: .venv/.conda ## The same offline from what this machine has, then installed and checked
 	FASTOPS_CUDA_ARCHS='$(FASTOPS_CUDA_ARCHS)' FASTOPS_GIT_COMMIT='$(COMMIT)' \
 	  $(BIN)/python recipe/rehearsal
 

@@ -83,6 +83,33 @@ def test_public_names() -> None:
     assert fastops.__version__ == _C.build_info()["version"]
 
 
+def test_dir_lists_names_that_are_imported_when_used() -> None:
+    code = """
+import json, sys, fastops
+before = set(sys.modules)
+listed = dir(fastops)
+gained = sorted(set(sys.modules) - before)
+import fastops.integrations
+before = set(sys.modules)
+listed_integrations = dir(fastops.integrations)
+gained += sorted(set(sys.modules) - before)
+print(json.dumps([listed, listed_integrations, gained]))
+"""
+    result = python("-c", code)
+    assert result.returncode == 0, result.stderr
+    listed, listed_integrations, gained = json.loads(result.stdout)
+    assert {"patch", "patched", "enable", "enabled", "disable", "kit", "integrations"} <= set(listed)
+    assert {*fastops.__all__, "__version__"} <= set(listed)
+    assert set(fastops.integrations.__all__) <= set(listed_integrations)
+    assert not gained
+
+
+def test_modules_with_getattr_have_dir() -> None:
+    for file in (path for folder in fastops.__path__ for path in Path(folder).rglob("*.py")):
+        text = file.read_text()
+        assert ("\ndef __getattr__" in text) == ("\ndef __dir__" in text), file
+
+
 def test_installed_version_is_the_extensions() -> None:
     owners = _load.installed()
     if not owners:

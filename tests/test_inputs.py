@@ -6,6 +6,7 @@ import math
 import struct
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from table import every_case, function_of
@@ -262,6 +263,39 @@ def test_axpby_promotes(device: torch.device) -> None:
         ours.sum().backward()
         assert a.grad is not None
         assert a.grad.dtype == a.dtype
+
+
+COMPLEX_FACTORS = [(2j, 1.0), (0.5, 1 - 1j), (3, 2j), (np.complex64(2j), -1.0), (True, 1j)]
+
+
+@pytest.mark.parametrize(("alpha", "beta"), COMPLEX_FACTORS)
+@pytest.mark.parametrize("y_dtype", [torch.complex64, torch.float32])
+def test_axpby_with_complex_factors(alpha: complex, beta: complex, y_dtype: torch.dtype, device: torch.device) -> None:
+    """The gradients are torch's, with conjugated factors."""
+    x, y = torch.randn(3, 4, device=device, dtype=torch.complex64), torch.randn(4, device=device, dtype=y_dtype)
+
+    def ours(x: Tensor, y: Tensor) -> Tensor:
+        return fastops.axpby(x, y, alpha, beta)
+
+    def theirs(x: Tensor, y: Tensor) -> Tensor:
+        return complex(alpha) * x + complex(beta) * y
+
+    def gradients(function: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        inputs = [t.detach().requires_grad_() for t in (x, y)]
+        return torch.autograd.grad((function(*inputs) * (1 + 2j)).real.sum(), inputs)
+
+    torch.compiler.reset()  # each pair of factors is a graph
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    for function in (ours, compiled):
+        torch.testing.assert_close(function(x, y), theirs(x, y))
+        torch.testing.assert_close(gradients(function), gradients(theirs))
+    for transformed in (
+        lambda f: torch.func.vmap(f, (0, None))(x, y),
+        lambda f: torch.func.jvp(f, (x, y), (2 * x, y)),
+        lambda f: torch.func.vjp(f, x, y)[1](x),
+    ):
+        torch.testing.assert_close(transformed(ours), transformed(theirs))
+    torch.testing.assert_close(fastops.reference.axpby(x, y, alpha, beta), theirs(x, y))
 
 
 def test_normalized_shape_of_any_sequence(device: torch.device) -> None:

@@ -432,6 +432,9 @@ def test_lltm_is_initialised_uniformly_within_its_bound() -> None:
         (lambda: nn.LogSoftmax(None), r"\[LogSoftmax\] dim must be an integer, got NoneType"),
         (lambda: nn.SwiGLU(limit=-1.0), r"\[SwiGLU\] limit must be at least 0 or None, got -1.0"),
         (lambda: nn.SwiGLU(alpha="1"), r"\[SwiGLU\] alpha must be a number, got str"),
+        (lambda: nn.SwiGLU(alpha=1j), r"\[SwiGLU\] alpha must be a real number, got complex"),
+        (lambda: nn.RMSNorm(2, weight_offset=1j), r"\[RMSNorm\] weight_offset must be a real number, got complex"),
+        (lambda: nn.LayerNorm(2, weight_offset=1j), r"\[LayerNorm\] weight_offset must be a real number, got complex"),
         (lambda: nn.GEGLU(approximate="erf"), r"\[GEGLU\] approximate must be 'none' or 'tanh', got 'erf'"),
         (
             lambda: nn.GatedMLP(2, 2, "silu"),

@@ -43,6 +43,25 @@ def test_default_eps_is_torchs(dtype: torch.dtype, device: torch.device) -> None
     torch.testing.assert_close(fastops.reference.rms_norm(x, (N,)), ours, rtol=tolerance, atol=0)
 
 
+@pytest.mark.parametrize("weight_dtype", DTYPES)
+@every_dtype
+def test_default_eps_is_of_what_is_normalised(
+    dtype: torch.dtype, weight_dtype: torch.dtype, device: torch.device
+) -> None:
+    """The docstrings' sentence: the dtype of rms_norm's input and of add_rms_norm's residual decides, no other."""
+    eps = 2**-52 if dtype == torch.float64 else 2**-23
+    x = Make(device, dtype)(7, N, scale={torch.float64: 1e-8, torch.float16: 3e-4}.get(dtype, 1e-4))
+    weight = torch.ones(N, device=device, dtype=weight_dtype)
+    for module in (fastops, fastops.reference, F):
+        found = module.rms_norm(x, (N,), weight)
+        torch.testing.assert_close(found, module.rms_norm(x, (N,), weight, eps))
+    for other in DTYPES:
+        input = torch.zeros(7, N, device=device, dtype=other)
+        for module in (fastops, fastops.reference):
+            found = module.add_rms_norm(input, x, (N,), weight)
+            torch.testing.assert_close(found, module.add_rms_norm(input, x, (N,), weight, eps))
+
+
 @every_dtype
 def test_opcheck_without_eps(dtype: torch.dtype, device: torch.device) -> None:
     make = Make(device, dtype)

@@ -227,6 +227,20 @@ def in_threads(count: int, *targets: Callable[[], None]) -> None:
         thread.join()
 
 
+def test_a_block_switches_every_thread() -> None:
+    """As the docstring says."""
+    x = torch.randn(64, 1000)
+    results: list[Tensor] = []
+    aten, ours = F.softmax(x, -1), fastops.softmax(x, -1)
+    assert not torch.equal(aten, ours), "the input must tell the kernels apart"
+    with fastops.enabled("softmax"):
+        in_threads(1, lambda: results.append(F.softmax(x, -1)))
+    in_threads(1, lambda: results.append(F.softmax(x, -1)))
+    assert torch.equal(results[0], ours)
+    assert torch.equal(results[1], aten)
+    assert "for the whole process while the block runs" in str(fastops.enabled.__doc__)
+
+
 def test_threads_that_switch_while_others_compute() -> None:
     """Where all is enabled throughout: PyTorch does not protect a kernel that is replaced from its callers."""
     x, w = inputs(torch.float32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Real
+from numbers import Complex, Real
 from typing import Any
 
 import torch
@@ -40,13 +40,30 @@ def check_tensors(op: str, **tensors: Any) -> None:
             raise type_error(op, name, "a Tensor", value)
 
 
-def check_numbers(op: str, **numbers: Any) -> None:
-    """TypeError for the first that is none. torch's dispatcher would take a tensor, whose gradient would be lost."""
+def check_numbers(op: str, complex_too: bool = False, /, **numbers: Any) -> None:
+    """Raise TypeError for the first value that is no real number, or no complex one if ``complex_too``.
+
+    torch's dispatcher would take a tensor, and the tensor's gradient would be lost.
+    """
     for name, value in numbers.items():
+        if complex_too and is_complex(value):
+            continue
         # torch.compile traces the first question alone.
         if isinstance(value, (Tensor, complex)) or not (_compiling() or isinstance(value, (*_NUMBERS, type(None)))):
             raise type_error(op, name, "a number", value)
 
 
+def is_complex(value: Any) -> bool:
+    """Return whether a value is a number that is not real: Python's or, outside of ``torch.compile``, NumPy's."""
+    if isinstance(value, complex):
+        return True
+    return not _compiling() and isinstance(value, Complex) and not isinstance(value, Real)
+
+
 def type_error(op: str, name: str, expected: str, value: Any) -> TypeError:
-    return TypeError(f"[{op}] {name} must be {expected}, got {type(value).__name__}")
+    return TypeError(f"[{op}] {name} must be {real_if_complex(expected, value)}, got {type(value).__name__}")
+
+
+def real_if_complex(expected: str, value: Any) -> str:
+    """Return ``expected`` with "a real number" for "a number" if the value is a complex number."""
+    return expected.replace("a number", "a real number") if is_complex(value) else expected

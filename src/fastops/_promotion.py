@@ -10,13 +10,13 @@ from torch import Tensor
 
 
 def promoted(tensors: Sequence[Tensor]) -> torch.dtype:
-    """The dtype of a function of these tensors, as torch's own promote: floating point at least."""
+    """Return the dtype that torch promotes all the tensors to, or the default dtype if that is an integer's."""
     dtype = product_dtype(tensors)
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
 
 
 def product_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
-    """The dtype of their product, as torch promotes: of integers an integer's."""
+    """Return the dtype that torch promotes all the tensors to; integers stay integers."""
     with_dims = [t.dtype for t in tensors if t.dim()]
     without = [t.dtype for t in tensors if not t.dim()]
     dtype = functools.reduce(torch.promote_types, with_dims or without)

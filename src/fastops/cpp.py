@@ -10,13 +10,19 @@ from . import _C, _load
 def library_path() -> str:
     """The file ``libfastops.so``: the operators and their kernels, without Python.
 
-    A C++ program that is linked to libtorch opens it (``dlopen``, ``torch::jit``'s and AOTInductor's own ways) and has
-    ``torch.ops.fastops`` then, forward and backward as separate operators; an input that requires a gradient is an
-    error there. After ``fastops_enable(NULL)``, declared in ``fastops/fastops.h``, torch's own layer_norm, rms_norm and
-    softmax run our kernels, gradients included.
+    A C++ program that is linked to libtorch opens it (``dlopen``, ``torch::jit``'s and AOTInductor's own ways). Then
+    torch's dispatcher has the operators of ``torch.ops.fastops``, forward and backward apart, with the kernels that are
+    compiled. Without Python there are no kernels for:
+
+    - ``linear_cross_entropy`` and ``linear_log_prob``, which Python composes of torch's products and our kernels;
+    - dtypes and devices that run the plain composition.
+
+    ``linear`` and ``lltm`` are Python functions of torch's products and of ``fastops::linear_epilogue``, ``lltm_cell``
+    and ``lltm_few``, which are there. An input that requires a gradient is an error. After ``fastops_enable(NULL)``,
+    declared in ``fastops/fastops.h``, torch's own layer_norm, rms_norm and softmax run our kernels, gradients included.
 
     Beside it in the package lie ``include/fastops/fastops.h`` and, for ``find_package(fastops)`` with this file's
-    folder in ``CMAKE_PREFIX_PATH``, ``fastops-config.cmake``.
+    folder in ``CMAKE_PREFIX_PATH``, ``fastops-config.cmake``. ``find_package(fastops 0.1)`` takes any 0.1.x.
 
     Example::
 

@@ -89,9 +89,10 @@ def disable(*functions: str) -> None:
 
 @contextmanager
 def enabled(*functions: str) -> Iterator[Enabled]:
-    """``with fastops.enabled(...):`` :func:`enable` for the time of a block. It is the process that is switched.
+    """Call :func:`enable` when a ``with`` block begins and :func:`disable` when it ends.
 
-    Threads that have such blocks while others compute want an :func:`enable` around them all, as it says there.
+    The functions are switched for the whole process while the block runs: calls in other threads run our kernels too.
+    If other threads compute while blocks begin and end, put one :func:`enable` around all of them, as it says there.
 
     Example::
 

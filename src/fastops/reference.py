@@ -70,7 +70,7 @@ __all__ = [
 ]
 
 
-def axpby(x: Tensor, y: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+def axpby(x: Tensor, y: Tensor, alpha: complex = 1.0, beta: complex = 1.0) -> Tensor:
     """:func:`fastops.axpby` in plain PyTorch."""
     dtype = torch.result_type(x, y)
     return axpby_reference(x.to(dtype), y.to(dtype), alpha, beta)

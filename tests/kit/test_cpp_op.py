@@ -161,7 +161,7 @@ def call(**changes: object) -> None:
         ({"n": 2**63}, f"n must fit int64, got {2**63}"),
         ({"factor": "1"}, "factor must be a number, got str"),
         ({"factor": torch.tensor(1.0)}, "factor must be a number, got Tensor"),
-        ({"factor": 1j}, "factor must be a number, got complex"),
+        ({"factor": 1j}, "factor must be a real number, got complex"),
     ],
 )
 @needs_compiler

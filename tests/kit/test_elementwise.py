@@ -84,6 +84,21 @@ def test_promotion(device: torch.device, first: torch.dtype, second: torch.dtype
         compare(wave(x, y)[0], true_wave(x.double(), y.double())[0])
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_one_dtype_for_the_whole_expression(compiled: bool, device: torch.device) -> None:
+    """The docstring's sentences: no step has a dtype of its own, and an integer is not rounded to a half type first."""
+    difference, total = kit.elementwise("f(x, y)", "x - y"), kit.elementwise("g(x, y, z)", "x + y + z")
+    if compiled:
+        difference, total = (torch.compile(f, fullgraph=True, backend="aot_eager") for f in (difference, total))
+    i = torch.tensor([70000], device=device)
+    h = torch.tensor([64992.0], dtype=torch.float16, device=device)
+    assert (i + h).isinf().all(), "torch's own rounds the integer"
+    got = difference(i, h)
+    assert (got.dtype, got.item()) == (torch.float16, 5008.0)
+    got = total(i, h, torch.zeros(1, device=device))
+    assert (got.dtype, got.item()) == (torch.float32, 134992.0)
+
+
 def test_integers_give_floating_point(device: torch.device) -> None:
     x = torch.arange(-3, 4, device=device)
     compare(swish(x), true_swish(x.double()))

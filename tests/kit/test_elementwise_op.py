@@ -262,6 +262,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "unknown scalar": (lambda: swish(torch.ones(2), gamma=1.0), TypeError, r"\[swish\] takes no scalar gamma"),
     "no number": (lambda: swish(torch.ones(2), beta="1"), TypeError, r"\[swish\] beta must be a number, got str"),
+    "complex": (lambda: swish(torch.ones(2), beta=1j), TypeError, r"\[swish\] beta must be a real number, got complex"),
     "shapes": (
         lambda: wave(torch.ones(2), torch.ones(3)),
         RuntimeError,

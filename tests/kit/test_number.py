@@ -107,6 +107,8 @@ def test_arguments_of_a_kernel() -> None:
     for wrong, message in (
         ((y, np.float32(3), 1.0, True, 1), r"^\[fill\] n must be an integer, got float32"),
         ((y, 3, "1", True, 1), r"^\[fill\] a must be a number, got str"),
+        ((y, 3, 1j, True, 1), r"^\[fill\] a must be a real number, got complex"),
+        ((y, 3, np.complex64(1), True, 1), r"^\[fill\] a must be a real number, got complex64"),
         ((y, 3, np.array([1.0, 2.0]), True, 1), r"^\[fill\] a must be a number, got ndarray"),
         ((y, 3, torch.tensor(1.0), True, 1), r"^\[fill\] a must be a number, got Tensor \(use \.item\(\)"),
     ):

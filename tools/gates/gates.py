@@ -20,6 +20,7 @@ import waits as machine_code
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from opened import ROOT, Failed, Wheel, platform_glibc
+from packaging.version import Version
 
 # MB, so that growth is a decision and not an accident; the index itself takes 100. 3 and 20 of CUDA
 # again once the norms are on the row engine.
@@ -57,6 +58,9 @@ FOLDERS = {
     "cuda/device": "fastops/include/fastops/device",
 }
 
+# What find_package(fastops X.Y) reads. The build writes it.
+CMAKE_VERSION = "fastops/fastops-config-version.cmake"
+
 ISA_LEVELS = {"x86_64": ["base", "avx2", "avx512"], "aarch64": ["base"]}
 
 RELEASE_TAG = re.compile(r"cp310-abi3-manylinux_2_28_(x86_64|aarch64)")
@@ -66,7 +70,7 @@ FOLDER = re.compile(rb"(?<![\w.])/(?:home|root|tmp|work|project|build|opt|host|_
 
 
 def name(wheel: Wheel) -> str:
-    """File name, METADATA, and the distribution, version and CUDA that the binary reports are the same."""
+    """File name, METADATA, CMake's version, and the distribution, version and CUDA of the binary are the same."""
     build = wheel.build
     cuda = str(build["cuda_version"])
     expected = f"fastops-cu{cuda.partition('.')[0]}" if cuda else "fastops"
@@ -80,6 +84,9 @@ def name(wheel: Wheel) -> str:
     for fact in (names, versions):
         if len(set(fact.values())) > 1:
             raise Failed(f"they differ: {fact}")
+    numbers = Version(wheel.version).base_version  # CMake's versions have no pre-releases
+    if f'set(PACKAGE_VERSION "{numbers}")' not in (wheel.folder / CMAKE_VERSION).read_text():
+        raise Failed(f"{CMAKE_VERSION} must have PACKAGE_VERSION {numbers}")
     head = run("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD").strip()
     if wheel.release and build["git_commit"] != head:
         raise Failed(f"it must be of commit {head}, without changes, got {build['git_commit']}")
@@ -134,6 +141,7 @@ def contents(wheel: Wheel) -> str:
         for source in run("git", "-C", str(ROOT), "ls-files", folder).split():
             sources[inside + source.removeprefix(folder)] = source
     made = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "sboms/fastops.cdx.json")}
+    made.add(CMAKE_VERSION)
     expected = {*(f"fastops/{name}" for name in BINARIES), *sources, *made}
     if set(wheel.names) != expected:
         extra, missing = set(wheel.names) - expected, expected - set(wheel.names)

@@ -90,8 +90,12 @@ def pictured(card: Card) -> list[Record]:
 
 def shown(name: str, card: Card, page: Path) -> str:
     """The picture, behind what comes before it on a page."""
+    models = dict.fromkeys(ARCHITECTURES[r.op].model for r in pictured(card))
+    if not models:
+        return ""
+    what = f"Time and peak memory of a training step of {listed(models)}"
     path = picture(name).relative_to(page.parent)
-    return f"\n\n![Peak memory over time of a training step, a panel a model]({path})" if pictured(card) else ""
+    return f"\n\n![{what}: a panel for each model, a point for each implementation]({path})"
 
 
 def training_steps(card: Card) -> list[Model]:

@@ -1,4 +1,4 @@
-"""``python tools/release/sdist.py FILE``: what users of the sdist do: unpack it, build it, prove the operators.
+"""``python tools/release/sdist.py FILE``: what users of the sdist do: unpack it, build it, check the operators.
 
 Metadata must come without torch, since pip asks for it before it has installed any.
 """

@@ -9,6 +9,7 @@ import pytest
 
 from fastops import _load
 from fastops._remedy import RELEASES, TEGRA
+from fastops.selftest import workers
 
 ROOT = Path(__file__).parents[2]
 tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
@@ -68,3 +69,21 @@ def test_tegra_chips() -> None:
     listed = re.search(r"int chips\[\] = \{([\d, ]+)\}", (ROOT / "cpp/core/cuda.cpp").read_text())
     assert listed
     assert tuple(map(int, listed[1].split(","))) == TEGRA
+
+
+def readme() -> str:
+    return " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
+def test_processes_of_the_selftest() -> None:
+    said = (
+        f"one for each core, at most {workers.MOST}, and with a GPU at most one for each {workers.OF_A_GPU >> 30} GiB"
+    )
+    assert said in readme()
+
+
+def test_version_for_cmake() -> None:
+    major, minor = PROJECT["version"].split(".")[:2]
+    for place in (readme(), (ROOT / "src/fastops/cpp.py").read_text()):
+        assert f"find_package(fastops {major}.{minor})" in place
+    assert f"takes any {major}.{minor}.x" in (ROOT / "src/fastops/cpp.py").read_text()

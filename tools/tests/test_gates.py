@@ -63,6 +63,7 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
             file.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, file)
     shutil.copy(ROOT / "cmake" / "fastops-config.cmake", folder / "fastops")
+    (folder / gates.CMAKE_VERSION).write_text('set(PACKAGE_VERSION "0.1.0")\n')
     shutil.copy(_C.__file__, folder / "fastops" / "_C.abi3.so")
     shutil.copy(Path(_C.__file__).with_name("libfastops.so"), folder / "fastops")
     info = folder / INFO
@@ -154,6 +155,16 @@ WRONG = {
         "WHEEL in it",
     ),
     "no stub": ("contents", lambda files: (files / "fastops/_C.pyi").unlink(), "missing: ['fastops/_C.pyi']"),
+    "no version for CMake": (
+        "contents",
+        lambda files: (files / gates.CMAKE_VERSION).unlink(),
+        "missing: ['fastops/fastops-config-version.cmake']",
+    ),
+    "another version for CMake": (
+        "name",
+        write(gates.CMAKE_VERSION, 'set(PACKAGE_VERSION "0.2.0")'),
+        "must have PACKAGE_VERSION 0.1.0",
+    ),
     "no header": (
         "contents",
         lambda files: (files / "fastops/include/fastops/fastops.h").unlink(),

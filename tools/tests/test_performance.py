@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -151,7 +152,8 @@ def test_models_once_they_are_measured(unmeasured: Path) -> None:
     assert f"| `LlamaForCausalLM`, bf16, 8×2048×4×2048 | {llama} |" in readme
     assert "12×768×64×197 | **252**, 12.5 | – | 197, 16.0 | – | – | 1.28 |" in readme
     picture = Path("docs/models-h100.svg")
-    assert f"({picture})" in readme
+    says = "![Time and peak memory of a training step of LlamaForCausalLM: a panel for each model, a point"
+    assert f"{says} for each implementation]({picture})" in readme
     assert f"({picture.name})" in found[whole_models.PAGE]
     assert found[picture].count("<circle") == len(times), "vit is in the tables alone"
     (unmeasured / whole_models.README).write_text(readme, encoding="utf-8")
@@ -178,6 +180,19 @@ def test_models_of_several_cards(unmeasured: Path) -> None:
     assert all(len(found[path].splitlines()) <= 150 for path in (whole_models.PAGE, performance))
     assert found[performance].count(whole_models.LINK) == 1
     assert found[performance].replace(whole_models.LINK, "") == before, "its numbers are of operators alone"
+
+
+@pytest.mark.parametrize("page", [whole_models.README, whole_models.PAGE], ids=str)
+def test_what_is_said_of_the_picture_of_models(page: Path) -> None:
+    """A page names the models that have a panel, and no other model of its table."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.search(r"!\[([^]]*training step[^]]*)\]\(([^)]*)\)", text)
+    assert found
+    said, path = found.groups()
+    panels = re.findall(r">(\w+) training step,", (ROOT / page.parent / path).read_text(encoding="utf-8"))
+    assert panels
+    for arch, architecture in ARCHITECTURES.items():
+        assert (architecture.model in said) == (arch in panels), architecture.model
 
 
 def test_readme_without_its_comments() -> None:

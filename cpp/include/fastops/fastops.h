@@ -1,5 +1,5 @@
-/* libfastops.so from C and C++, in a process that has libtorch: the operators are in torch's dispatcher, fastops::rms_norm
- * and the others, once the library is loaded. */
+/* libfastops.so from C and C++, in a process that has libtorch. Loading the library registers fastops::rms_norm and the other
+ * operators with torch's dispatcher. fastops::linear_cross_entropy and fastops::linear_log_prob have kernels only in Python. */
 #ifndef FASTOPS_FASTOPS_H
 #define FASTOPS_FASTOPS_H
 

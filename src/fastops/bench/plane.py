@@ -1,4 +1,4 @@
-"""A picture of the results: peak memory over time, a panel a problem, a point an implementation.
+"""A picture of time (to the right) and peak memory (up): a panel for each problem, a point for each implementation.
 
 What has a time and no memory is a floor of the time, and a line.
 """

@@ -19,3 +19,8 @@ def __getattr__(name: str) -> ModuleType:
     if name in __all__:
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the module's names. Modules in ``__all__`` are listed without being imported."""
+    return sorted({*globals(), *__all__})

@@ -323,9 +323,14 @@ def elementwise(
             d = abs(x - y)
             return 0.5 * d * d if d < delta else delta * (d - 0.5 * delta)
 
-    Tensors broadcast and are promoted as by torch's own functions, may have any strides, and are float16, bfloat16
-    (computed in float32, rounded once), float32 or float64. Other dtypes, devices other than CPU and CUDA, and machines
-    without a compiler take the same expression in torch's functions, and so does ``torch.compile``, which fuses it.
+    Tensors broadcast, may have any strides, and are float16, bfloat16, float32 or float64. Other dtypes, devices other
+    than CPU and CUDA, and machines without a compiler take the same expression in torch's functions, and so does
+    ``torch.compile``, which fuses it.
+
+    The result's dtype is the one that torch promotes all the tensors to; integers alone give the default dtype. The
+    whole expression is computed in that dtype, or in float32 if it is float16 or bfloat16, and rounded once at the end.
+    torch's own functions promote and round at each step instead: ``i + h`` of int64 and float16 rounds ``i`` to float16
+    first, which makes 70000 infinite. Here ``i`` enters as float32, and only the result is rounded to float16.
 
     Args:
         signature: name, tensors and, behind ``*``, scalars with defaults; or a Python function, which is read.

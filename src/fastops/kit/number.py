@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._arguments import real_if_complex
+
 _PLAIN = (bool, int, float)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)  # as torch.compile has them
 _UNREADABLE = (Tensor, str, bytes, bytearray, type(None))
@@ -68,7 +70,7 @@ def _kind(value: Any) -> str:
 
 
 def _error(expected: str, value: Any) -> TypeError:
-    return TypeError(f"must be {expected}, got {type(value).__name__}")
+    return TypeError(f"must be {real_if_complex(expected, value)}, got {type(value).__name__}")
 
 
 def named(op: str, name: str, convert: Callable[[Any], Any], value: Any, error: type[Exception] = TypeError) -> Any:

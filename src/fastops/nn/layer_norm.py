@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._arguments import check_numbers
 from .._norm import with_offset
 from ..ops.layer_norm import layer_norm
 from ._described import described
@@ -54,6 +55,7 @@ class LayerNorm(torch.nn.LayerNorm):
         *,
         sequence_parallel: bool = False,
     ) -> None:
+        check_numbers("LayerNorm", weight_offset=weight_offset)
         self.weight_offset = weight_offset  # before torch initialises the weight
         self.sequence_parallel = sequence_parallel
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._arguments import check_numbers
 from .._norm import with_offset
 from ..ops.rms_norm import rms_norm
 from ._described import described
@@ -53,6 +54,7 @@ class RMSNorm(torch.nn.RMSNorm):
         *,
         sequence_parallel: bool = False,
     ) -> None:
+        check_numbers("RMSNorm", weight_offset=weight_offset)
         self.weight_offset = weight_offset  # before torch initialises the weight
         self.sequence_parallel = sequence_parallel
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)

@@ -120,8 +120,8 @@ def add_rms_norm(
         residual: of ``input``'s shape, any strides and floating dtype.
         normalized_shape: sizes of the trailing dimensions to normalise over, at least one.
         weight: ``normalized_shape``, any floating dtype. None: no factor.
-        eps: added to the mean square, in the units of ``input`` squared. None: the step at 1 of the type that is
-            computed in, 2^-23, or 2^-52 for float64.
+        eps: added to the mean square, in the units of ``input`` squared. None: 2^-52 if ``residual``, and so the sum,
+            is float64, else 2^-23, whatever the dtypes of ``input`` and ``weight``.
         weight_offset: :math:`o`, added to ``weight`` where there is one; 1.0 for weights kept around zero, as Gemma's.
 
     Returns:

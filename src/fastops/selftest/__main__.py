@@ -14,7 +14,7 @@ from . import report
 from .choices import add_arguments, chosen_cases, chosen_dtypes
 from .runner import LEFT_OUT, Result, Step, aten_targets, run, steps, targets
 from .target import NotThereError, devices_of, paths_of, why_no_cuda
-from .workers import MOST, processes_for, shared_steps
+from .workers import MOST, OF_A_GPU, processes_for, shared_steps
 
 # Threads of OpenMP that wait awake take the cores from all else. Of large tensors Linux clears fewer pages, as each is
 # larger, and none where glibc, by its own names for that, keeps some of the memory for the next ones.
@@ -29,7 +29,7 @@ ENVIRONMENT = {
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m fastops.selftest",
-        description="Proves every op on this machine: values and gradients against float64, and the other promises.",
+        description="Checks every op on this machine: values and gradients against float64, and the other promises.",
     )
     p.add_argument("--device", help="cpu, cuda, cuda:<index> or all; default all there are")
     add_arguments(p)
@@ -43,7 +43,8 @@ def parser() -> argparse.ArgumentParser:
         "--jobs",
         type=int,
         metavar="N",
-        help=f"processes that share the work; default one a core, at most {MOST}, and 1 for few ops",
+        help=f"processes that share the work; default one a core, at most {MOST}, at most one for each "
+        f"{OF_A_GPU >> 30} GiB of a GPU's memory, and 1 for few ops",
     )
     p.add_argument("--aten", action="store_true", help="torch's own functions that fastops.enable() overrides alone")
     p.add_argument(

@@ -1,4 +1,4 @@
-"""What :func:`fastops.patch` leaves as it is: all of a model but what its report says, and what it cannot prove."""
+"""What :func:`fastops.patch` leaves as it is: modules whose results differ, and all that its report does not name."""
 
 from __future__ import annotations
 

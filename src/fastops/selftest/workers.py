@@ -25,7 +25,7 @@ START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_met
 MOST = 8
 SILENCE = 5.0 * guarded.SILENCE  # seconds for an operator in one dtype; guard pages wait for each op that hangs
 _TARGETS_A_PROCESS = 6  # that are worth the seconds in which a process imports torch
-_OF_A_GPU = 7 << 30  # bytes, with the process of guard pages, which holds one of them
+OF_A_GPU = 7 << 30  # bytes, with the process of guard pages, which holds one of them
 
 
 class _Task(NamedTuple):
@@ -54,7 +54,7 @@ def processes_for(groups: Sequence[Group], wanted: int | None) -> int:
         return wanted
     targets = sum(len(group) for _, _, group in groups)
     gpus = {path.device for _, path, _ in groups if path.device.type == "cuda"}
-    room = [torch.cuda.get_device_properties(gpu).total_memory // _OF_A_GPU for gpu in gpus]
+    room = [torch.cuda.get_device_properties(gpu).total_memory // OF_A_GPU for gpu in gpus]
     return max(1, min(MOST, _cores(), targets // _TARGETS_A_PROCESS, *room))
 
 
