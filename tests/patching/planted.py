@@ -221,8 +221,6 @@ IMPOSTOR_NORMS: dict[str, Callable[[], nn.Module]] = {
     "replaced forward": replaced,
     "parametrized": parametrized,
     "group": lambda: nn.GroupNorm(4, N),
-    "batch": lambda: nn.BatchNorm1d(N),
-    "instance": lambda: nn.InstanceNorm1d(N, affine=True),
     "local response": lambda: nn.LocalResponseNorm(2),
 }
 

@@ -379,6 +379,15 @@ def test_models_by_hand(kind: type[Small]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("default", ["meta", "cpu"])
+def test_default_device(default: str) -> None:
+    """The trial draws on the CPU, and the model runs on its head's device, whatever the default device is."""
+    model = Small()
+    with torch.device(default):
+        report = fastops.patch(model, only=["loss"], loss=True)
+    assert report.swapped == {"head": LINE}
+
+
 def _hooked() -> Small:
     model = Small()
     model.head.register_forward_hook(lambda module, inputs, output: None)
@@ -395,8 +404,8 @@ LEFT = {
     Read: "Linear: its model reads the logits before the loss, by aten._log_softmax.default",
     Scheduled: "Linear: it would not give the same loss",
     NoLoss: "Linear: its model returns no loss",
-    Fails: "Linear: its model does not take a batch of 2 by 8 tokens with labels: ValueError: not so",
-    OtherNames: "Linear: its model's forward has no input_ids and labels, with which a loss could be proved",
+    Fails: "Linear: its model raised an error for a batch of 2 by 8 tokens with labels",
+    OtherNames: "Linear: its model's forward has no input_ids and labels, with which a loss could be compared",
     Uncalled: "Linear: its model does not call it",
     _hooked: "Linear: it has hooks",
     _parametrized: "ParametrizedLinear: it is parametrized",
@@ -417,14 +426,16 @@ def test_left(make: Any, reason: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*nothing was swapped")
 def test_left_without_a_head() -> None:
-    for model in (TwoHeads(), nn.Sequential(nn.Linear(3, 4)), Small(Subclass(8, 50, bias=False).requires_grad_(False))):
+    for model in (TwoHeads(), Small(Subclass(8, 50, bias=False).requires_grad_(False))):
         report = fastops.patch(model, only=["loss"], loss=True)
         assert report.swapped == {}
         assert len(report.left) == 1
     assert "Subclass" in report.left["head"]
+    assert fastops.patch(TwoHeads(), loss=True).left[""].startswith("TwoHeads: it has neither an output embedding nor")
+    assert fastops.patch(nn.Sequential(nn.Linear(3, 4)), loss=True).left == {}  # no language model
     meta = built("Llama").to("meta")
     report = fastops.patch(meta, only=["loss"], loss=True)
-    assert report.left == {"lm_head": "Linear: its model is on the meta device, where no loss can be proved"}
+    assert report.left == {"lm_head": "Linear: its model is on the meta device, where no loss can be compared"}
     report = fastops.patch(built("Llama"), only=["loss"], loss=True, verify="bits")
     assert report.left == {"lm_head": "Linear: the bits of a loss by slices are others"}
 

@@ -10,6 +10,33 @@ from planted import HandMLP, HandRMSNorm, N
 from torch import nn
 
 import fastops
+from fastops.patching.finders import FINDERS
+from fastops.patching.swap import Site
+
+
+class GatedNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(N))
+
+    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        return nn.functional.rms_norm(x * gate, (N,), self.weight)
+
+
+class Experts(nn.Module):
+    """Parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up_and_down = nn.Parameter(torch.ones(2, N, N))
+
+
+class Mix(nn.Module):
+    """A module of layers alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(N, N)])
 
 
 class Block(nn.Module):
@@ -18,7 +45,10 @@ class Block(nn.Module):
         self.norm = HandRMSNorm()
         self.mlp = HandMLP(nn.ReLU())
         self.act = nn.ReLU()
-        self.frozen = nn.BatchNorm1d(N)
+        self.gated = GatedNorm()
+        self.experts = Experts()
+        self.mix = Mix()
+        self.batch_norm = nn.BatchNorm1d(N)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.act(x + self.mlp(self.norm(x)))
@@ -47,12 +77,37 @@ def test_report() -> None:
         "1.act": "ReLU as relu",
         "2": "LayerNorm as layer_norm(eps=eps)",
     }
-    assert list(report.left) == ["0.frozen", "1.frozen"]
+    assert list(report.left) == ["0.gated", "1.gated"]
+    assert report.untried == {"0.experts": "Experts", "1.experts": "Experts", "0.mix": "Mix", "1.mix": "Mix"}
     lines = str(report).splitlines()
     assert lines[0] == "fastops.patch: 7 modules swapped, 2 left"
     assert "     2 HandRMSNorm as rms_norm(eps=epsilon)  [*.norm]" in lines
-    assert lines[-2] == "left as they were:"
-    assert lines[-1].startswith("     2 BatchNorm1d: ")
+    assert lines[-3] == "left as they were:"
+    assert lines[-2] == "     2 GatedNorm: its forward takes more than one tensor  [*.gated]"
+    assert lines[-1] == "not looked at: 2 Experts, 2 Mix"
+
+
+def test_untried_modules_are_named_where_every_kind_was_asked_for() -> None:
+    assert not fastops.patch(model(), only=["norms"]).untried
+    assert set(fastops.patch(model(), skip=["0"]).untried) == {"1.experts", "1.mix"}
+    assert not fastops.patch(nn.Sequential(nn.LayerNorm(N), nn.Linear(N, N), nn.BatchNorm1d(N))).left
+
+
+@pytest.mark.parametrize("block", [False, True], ids=["patch", "patched"])
+def test_an_error_undoes_all(block: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finder that raises, as a bug would, leaves no module half swapped."""
+    of = model()
+    before, attributes_before = classes(of), attributes(of)
+
+    def raises(site: Site) -> None:
+        if site.name == "1.norm":
+            raise ZeroDivisionError
+
+    monkeypatch.setitem(FINDERS, "gated_mlps", raises)
+    with pytest.raises(ZeroDivisionError):
+        fastops.patched(of).__enter__() if block else fastops.patch(of)
+    assert classes(of) == before
+    assert attributes(of) == attributes_before
 
 
 @pytest.mark.parametrize(
@@ -170,8 +225,15 @@ def test_log(caplog: pytest.LogCaptureFixture) -> None:
 def test_nothing_swapped_warns() -> None:
     with pytest.warns(UserWarning, match="nothing was swapped: no module looks like"):
         fastops.patch(nn.Linear(2, 2))
-    with pytest.warns(UserWarning, match=r"nothing was swapped: BatchNorm1d: .* \(2\)"):
-        fastops.patch(nn.Sequential(nn.BatchNorm1d(N), nn.BatchNorm1d(N)))
+    with pytest.warns(UserWarning, match=r"nothing was swapped: GatedNorm: .* \(2\)"):
+        fastops.patch(nn.Sequential(GatedNorm(), GatedNorm()))
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm, nn.InstanceNorm2d])
+def test_statistics_of_a_batch_or_a_channel_are_not_reported(norm: type[nn.Module]) -> None:
+    report = fastops.patch(nn.Sequential(norm(N), nn.LayerNorm(N)), loss=True)
+    assert list(report.swapped) == ["1"]
+    assert not report.left
 
 
 def test_fastops_own_modules_are_no_candidates() -> None:

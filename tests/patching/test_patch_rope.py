@@ -74,6 +74,37 @@ def of_one(x, sin, cos, unsqueeze_dim=1):
     return halves(x, x, cos, sin, unsqueeze_dim)[0]
 
 
+def sorted_after(q, k, cos, sin, unsqueeze_dim=1):
+    found = pairs(q, k, cos, sin, None, unsqueeze_dim)
+    return tuple(torch.cat((x[..., ::2], x[..., 1::2]), -1) for x in found)
+
+
+def pairs_of_a_part(q, k, cos, sin, unsqueeze_dim=1):
+    width = cos.shape[-1]
+    found = of_first_halves(q[..., :width], k[..., :width], cos, sin, unsqueeze_dim)
+    return tuple(torch.cat((x, rest[..., width:]), -1) for x, rest in zip(found, (q, k), strict=True))
+
+
+def of_the_last_part(q, k, cos, sin, unsqueeze_dim=1):
+    width = cos.shape[-1]
+    found = halves(q[..., -width:], k[..., -width:], cos, sin, unsqueeze_dim)
+    return tuple(torch.cat((rest[..., :-width], x), -1) for x, rest in zip(found, (q, k), strict=True))
+
+
+def pairs_of_the_last_part(x, cos, sin, unsqueeze_dim=1):
+    """In float32, of tables that have one number for each pair."""
+    cos, sin = (table.repeat_interleave(2, -1).float().unsqueeze(unsqueeze_dim) for table in (cos, sin))
+    rest, part = x.split([x.shape[-1] - cos.shape[-1], cos.shape[-1]], -1)
+    turned = part.float() * cos + pair_turned(part).float() * sin
+    return torch.cat((rest, turned.to(x.dtype)), -1)
+
+
+def sorted_part_of_half_tables(q, k, cos, sin, unsqueeze_dim=1):
+    width, cos, sin = 2 * cos.shape[-1], cos.repeat_interleave(2, -1), sin.repeat_interleave(2, -1)
+    found = sorted_after(q[..., :width], k[..., :width], cos, sin, unsqueeze_dim)
+    return tuple(torch.cat((x, rest[..., width:]), -1) for x, rest in zip(found, (q, k), strict=True))
+
+
 # By function: its tables' width, and whether it promotes half types beside float32 tables.
 PROVED: dict[Function, tuple[int, bool]] = {
     halves: (D, True),
@@ -84,6 +115,15 @@ PROVED: dict[Function, tuple[int, bool]] = {
     of_first_halves: (D, True),
     heads_last: (D, True),
     of_one: (D, True),
+    sorted_after: (D, True),
+}
+# Functions of a part of a head, by the widths of tables that leave a part.
+PARTS: dict[Function, tuple[int, ...]] = {
+    of_a_part: (4, 8, 12),
+    pairs_of_a_part: (4, 8, 12),
+    of_the_last_part: (4, 8, 12),
+    pairs_of_the_last_part: (2, 3, 4, 5, 8),
+    sorted_part_of_half_tables: (2, 3, 4, 5, 8),
 }
 
 
@@ -107,16 +147,27 @@ def detached(q, k, cos, sin, unsqueeze_dim=1):
     return tuple(x.detach() for x in halves(q, k, cos, sin, unsqueeze_dim))
 
 
-def sorted_after(q, k, cos, sin, unsqueeze_dim=1):
-    found = pairs(q, k, cos, sin, None, unsqueeze_dim)
-    return tuple(torch.cat((x[..., ::2], x[..., 1::2]), -1) for x in found)
+def sorted_before(q, k, cos, sin, unsqueeze_dim=1):
+    return pairs(*(torch.cat((x[..., ::2], x[..., 1::2]), -1) for x in (q, k)), cos, sin, None, unsqueeze_dim)
+
+
+def of_the_middle(q, k, cos, sin, unsqueeze_dim=1):
+    width = cos.shape[-1]
+    return tuple(x.roll(2, -1) for x in of_a_part(q.roll(-2, -1), k.roll(-2, -1), cos[..., :width], sin, unsqueeze_dim))
+
+
+def a_list(q, k, cos, sin, unsqueeze_dim=1):
+    return list(halves(q, k, cos, sin, unsqueeze_dim))
 
 
 def with_a_mean(q, k, cos, sin, unsqueeze_dim=1):
     return halves(q, k, cos + 1e-3 * cos.mean(), sin, unsqueeze_dim)
 
 
-IMPOSTORS = (turned_back, scaled, keys_alone, exchanged, detached, sorted_after, with_a_mean)
+IMPOSTORS = (
+    *(turned_back, scaled, keys_alone, exchanged, detached, with_a_mean),
+    *(sorted_before, of_the_middle, a_list),
+)
 
 _SOURCE = """
 class Attention(torch.nn.Module):
@@ -201,6 +252,99 @@ def test_proved(function: Function, dtype: torch.dtype, tables: torch.dtype | No
     promotes = PROVED[function][1] and tables is not None
     assert found[0].dtype == (torch.promote_types(dtype, torch.float32) if promotes else dtype)
     same(found, expected, dtype)
+
+
+@pytest.mark.parametrize(
+    ("function", "width"),
+    [(function, width) for function, widths in PARTS.items() for width in widths],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_parts(function: Function, width: int, dtype: torch.dtype, calls: list[Any]) -> None:
+    """A part of a head is rotated, also where the tables' width would fit a rotation of the whole head."""
+    call = "rotate(q, cos, sin)" if function is pairs_of_the_last_part else ""
+    module = attention(function, call).to(dtype)
+    q, k, cos, sin = problem(halves, dtype, torch.float32 if dtype.itemsize < 4 else None)
+    given = [q, k, cos[..., :width], sin[..., :width]]
+    expected = run(module, given)
+    report = fastops.patch(module, only=["rope"])
+    same(run(module, given), expected, dtype)
+    assert len(calls) == 1
+    assert (report.calls[""].made, report.calls[""].ran) == (1, 1)
+
+
+def test_both_readings_of_one_width(calls: list[Any]) -> None:
+    """Tables of half of the head's width: one function rotates half of the head, the other all of it."""
+    q, k, cos, sin = problem(of_half_tables)
+    for function in (of_a_part, of_half_tables):
+        module = attention(function)
+        expected = run(module, [q, k, cos, sin])
+        fastops.patch(module, only=["rope"])
+        same(run(module, [q, k, cos, sin]), expected, torch.float32)
+    assert len(calls) == 2
+
+
+def test_odd_width(calls: list[Any]) -> None:
+    """An odd number of a head's numbers is nothing that ours rotates: the function does."""
+    module = attention(of_a_part)
+    q, k, cos, sin = (x.detach()[..., :w] for x, w in zip(problem(halves), (D, D, 3, 3), strict=True))
+    expected = module(q, k, cos, sin)
+    fastops.patch(module, only=["rope"])
+    assert all(torch.equal(a, b) for a, b in zip(module(q, k, cos, sin), expected, strict=True))
+    assert not calls
+
+
+def keys_or_none(q, k=None, cos=None, sin=None, unsqueeze_dim=1):
+    turned = halves(q, q if k is None else k, cos, sin, unsqueeze_dim)
+    return turned[0] if k is None else turned
+
+
+def keys_or_none_in_a_tuple(q, k, cos, sin, unsqueeze_dim=1):
+    turned = halves(q, q if k is None else k, cos, sin, unsqueeze_dim)
+    return turned[0], None if k is None else turned[1]
+
+
+@pytest.mark.parametrize(
+    ("function", "call"),
+    [
+        (keys_or_none, "rotate(q, cos=cos, sin=sin)"),
+        (keys_or_none, "rotate(q, None, cos, sin)"),
+        (keys_or_none_in_a_tuple, "(lambda turned, none: (turned, *(none or ())))(*rotate(q, None, cos, sin))"),
+    ],
+)
+def test_queries_alone(function: Function, call: str, calls: list[Any]) -> None:
+    """A function of q and k that takes None for k, and returns one tensor then, or None for k."""
+    module, given = attention(function, call), problem(halves)
+    expected = run(module, given)
+    fastops.patch(module, only=["rope"])
+    same(run(module, given), expected, torch.float32)
+    assert len(calls) == 1
+
+
+def test_missing_keys_are_an_error() -> None:
+    module = attention(keys_or_none_in_a_tuple, "rotate(q, cos=cos, sin=sin)")
+    fastops.patch(module, only=["rope"])
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'k'"):
+        module(*problem(halves))
+
+
+def test_several_functions_of_one_forward(calls: list[Any]) -> None:
+    """Each is tried by itself, and one that is left is in the report beside one that is swapped."""
+    call = "other(*rotate(q, k, cos, sin), cos, sin)"
+    module, given = attention(halves, call, other=sorted_after), problem(halves)
+    expected = run(module, given)
+    report = fastops.patch(module, only=["rope"])
+    assert report.swapped == {"": "Attention as other as rope(interleaved) in halves, rotate as rope"}
+    assert not report.left
+    same(run(module, given), expected, torch.float32)
+    assert len(calls) == 2
+    module = attention(halves, call, other=turned_back)
+    expected = run(module, given)
+    report = fastops.patch(module, only=["rope"])
+    assert report.swapped == {"": "Attention as rotate as rope"}
+    assert report.left == {"": "Attention: other is not a rotation that fastops has"}
+    same(run(module, given), expected, torch.float32)
+    assert len(calls) == 3
 
 
 @pytest.mark.parametrize("axis", [2, -2, 1, -3])

@@ -37,6 +37,38 @@ def test_model(kind: str) -> None:
     assert all(torch.equal(after[2][name], gradient) for name, gradient in expected[2].items())
 
 
+_LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16} | dict.fromkeys(
+    ("head_dim", "v_head_dim", "qk_rope_head_dim", "qk_nope_head_dim"), 8
+)
+_EXPERTS = {"n_routed_experts": 4, "num_local_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
+_EXPERTS |= dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1)
+_COMPRESSED = {"o_groups": 2, "o_lora_rank": 8, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4}
+# By kind: half of a head is rotated, by tables of half its width; pairs become halves; the end of a head is rotated.
+ROTATED = {
+    "glm4": {},
+    "nemotron": {},
+    "deepseek_v3": _LATENT | _EXPERTS,
+    "deepseek_v4": _LATENT | _EXPERTS | _COMPRESSED | {"head_dim": 16, "num_key_value_heads": 1},
+}
+
+
+@pytest.mark.parametrize("kind", ROTATED)
+def test_rotations(kind: str) -> None:
+    """Each call of what the report calls a rope is ours."""
+    model = tiny(kind, **ROTATED[kind])
+    expected = step(model)
+    report = fastops.patch(model, only=["rope"])
+    assert report.calls
+    assert not report.left
+    found = step(model)
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-6)
+    largest = max(float(gradient.abs().max()) for gradient in expected[2].values())
+    torch.testing.assert_close(found[2], expected[2], rtol=0, atol=1e-6 * largest)
+    made = {name: calls.made for name, calls in report.calls.items()}
+    assert any(made.values())  # of a few tokens some parts of a model are not called
+    assert {name: calls.ran for name, calls in report.calls.items()} == made
+
+
 def test_save_pretrained(tmp_path: Path) -> None:
     model = tiny("llama")
     model.save_pretrained(tmp_path / "before")

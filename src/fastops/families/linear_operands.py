@@ -81,8 +81,12 @@ def flat(target: Tensor) -> Tensor:
 
 
 def matrix(x: Tensor) -> Tensor:
-    """Return ``x`` of shape [*, n] as [rows, n]. Other than reshape(-1, n), n may be 0, and rows stays symbolic."""
-    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+    """Return ``x`` of shape [*, n] as [rows, n].
+
+    reshape(-1, n) refuses an n of 0, torch.Size.numel() would make a constant of symbolic rows, and flatten has no rule
+    in torch.autograd's own vmap.
+    """
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def shaped(result: Tensor, like: Tensor) -> Tensor:

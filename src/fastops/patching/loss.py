@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..sharding import is_sharded
+from .calls import calls_of, keep_counts
 from .deferred import DTYPES, Deferred, deferred, has_hooks
-from .proof import same_random_numbers, unlike_its_class
+from .proof import failed, same_random_numbers, unlike_its_class
 from .swap import Members, Module, Site, Swap
 
 Linear = torch.nn.Linear
@@ -23,13 +24,17 @@ Linear = torch.nn.Linear
 # Of the loss and of gradients, relative to their largest number: the original rounds the logits, and ours does not.
 BOUNDS = {torch.float64: 2e-6, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 ROWS, TOKENS, IGNORED = 2, 8, -100
+_NO_HEAD = "it has neither an output embedding nor just one linear layer with a class for each row of an embedding"
 
 
 def find_loss(site: Site) -> Swap | str | None:
-    """Asked with ``loss=True`` only. The model itself is left, with a reason, if it has no head that can be found."""
+    """Find the head, with ``loss=True`` only. A language model without a head that can be found is left itself."""
     head = head_of(site.model)
     if head is None:
-        return "it has no head that can be told from others" if site.module is site.model else None
+        is_language_model = (
+            site.module is site.model and "input_ids" in inspect.signature(site.model.forward).parameters
+        )
+        return _NO_HEAD if is_language_model else None
     if site.module is not head:
         return None
     why = _unfit(head)
@@ -37,7 +42,12 @@ def find_loss(site: Site) -> Swap | str | None:
         why = "the bits of a loss by slices are others"
     why = why or _refuted(site.model, head, site.save)
     members = functools.partial(_members, site.save)
-    return why or Swap("the head of linear_cross_entropy", form=("deferred product", site.save), members=members)
+    return why or Swap(
+        "the head of linear_cross_entropy",
+        form=("deferred product", site.save),
+        members=members,
+        counts_calls=True,
+    )
 
 
 def head_of(model: Module) -> Module | None:
@@ -58,7 +68,7 @@ def _unfit(head: Module) -> str | None:
     if why := unlike_its_class(head):
         return why
     if type(head) is not Linear:
-        return f"a {type(head).__name__} is not torch.nn.Linear itself"
+        return f"its class {type(head).__name__} is not torch.nn.Linear itself"
     if has_hooks(head):
         return "it has hooks"
     for name, x in (("weight", head.weight), ("bias", head.bias)):
@@ -75,7 +85,11 @@ def _members(save: str) -> Members:
 
     @functools.wraps(original)
     def forward(self: Linear, input: Tensor) -> Tensor:
-        later = deferred(self, input, save)
+        if torch.compiler.is_compiling():
+            return original(self, input)
+        calls = calls_of(self)
+        calls.made += 1
+        later = deferred(self, input, save, calls)
         return original(self, input) if later is None else later
 
     return {"forward": forward}
@@ -95,19 +109,16 @@ def _refuted(model: Module, head: Any, save: str) -> str | None:
     """Why the loss of a tiny batch may not be computed without its logits, or None: it may."""
     device = head.weight.device
     if any(x.device.type == "meta" for x in model.parameters()):
-        return "its model is on the meta device, where no loss can be proved"
+        return "its model is on the meta device, where no loss can be compared"
     names = inspect.signature(model.forward).parameters
     if not {"input_ids", "labels"} <= names.keys():
-        return "its model's forward has no input_ids and labels, with which a loss could be proved"
+        return "its model's forward has no input_ids and labels, with which a loss could be compared"
     batch = _batch(model, head)
     try:
         with _aside(model, device):
             expected, found = (_run(model, head, batch, late) for late in (None, save))
     except Exception as error:  # whatever a model says to a batch of a few tokens
-        first = (str(error).splitlines() or [""])[0]
-        return (
-            f"its model does not take a batch of {ROWS} by {TOKENS} tokens with labels: {type(error).__name__}: {first}"
-        )
+        return failed(error, f"its model raised an error for a batch of {ROWS} by {TOKENS} tokens with labels")
     if expected.loss is None or found.loss is None:
         return "its model returns no loss"
     if not found.products:
@@ -124,8 +135,8 @@ def _batch(model: Module, head: Any) -> Mapping[str, Tensor]:
     ask = getattr(model, "get_input_embeddings", None)
     embedding = ask() if callable(ask) else None
     rows = getattr(embedding, "num_embeddings", head.out_features)
-    generator = torch.Generator().manual_seed(7)
-    ids = torch.randint(min(rows, head.out_features), (ROWS, TOKENS), generator=generator)
+    generator = torch.Generator("cpu").manual_seed(7)  # named, because the caller's default device may be another
+    ids = torch.randint(min(rows, head.out_features), (ROWS, TOKENS), generator=generator, device="cpu")
     labels = ids.clone()
     labels[0, : TOKENS // 2] = IGNORED
     device = getattr(getattr(embedding, "weight", head.weight), "device", head.weight.device)
@@ -134,7 +145,10 @@ def _batch(model: Module, head: Any) -> Mapping[str, Tensor]:
 
 @contextmanager
 def _aside(model: Module, device: torch.device) -> Iterator[None]:
-    """Evaluation, with gradients, and afterwards modes and random numbers as they were."""
+    """Run a block in evaluation mode, with gradients, and restore modes and random numbers.
+
+    Tensors that the model makes without naming a device are on the head's, whatever the caller's default is.
+    """
     training = {m: m.training for m in model.modules()}
     try:
         for m in training:
@@ -142,8 +156,10 @@ def _aside(model: Module, device: torch.device) -> Iterator[None]:
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
+            device,
             torch.autocast(device.type, enabled=False),
             same_random_numbers(model),
+            keep_counts(model),
         ):
             yield
     finally:

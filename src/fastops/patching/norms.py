@@ -78,9 +78,11 @@ class Form:
 
 
 def find_norm(site: Site) -> Swap | str | None:
-    """A module without children whose class is called a norm."""
+    """A module without children whose class is called a norm, but not one of a batch's or a channel's statistics."""
     module = site.module
     if "norm" not in type(module).__name__.lower() or is_ours(module):
+        return None
+    if isinstance(module, torch.nn.modules.batchnorm._NormBase) or "running_mean" in module._buffers:
         return None
     if module._modules and not torch.nn.utils.parametrize.is_parametrized(module):
         return None

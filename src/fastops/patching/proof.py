@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -139,10 +140,10 @@ class Refuted(Exception):
     """With the one reason why a module is left."""
 
 
-def failed(error: Exception) -> str:
-    """The reason where a forward that nobody knows raised."""
-    lines = str(error).splitlines() or [""]
-    return f"its forward failed on random numbers: {type(error).__name__}: {lines[0]}"
+def failed(error: Exception, what: str = "its forward raised an error for a tensor of random numbers") -> str:
+    """Return the reason for a module whose trial raised. The error itself is logged at DEBUG."""
+    logging.getLogger("fastops").debug("patch: %s", what, exc_info=error)
+    return what
 
 
 def checked_run(cls: Any, made: Module, x: Tensor) -> Tensor:

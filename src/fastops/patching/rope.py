@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+from itertools import product, zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..ops.rope import rope
+from .calls import calls_of, this_thread
 from .proof import HALF_ULPS, VALUES, attributes, numbers, remembered, unlike_its_class
 from .rebinding import global_values, rebound, wrappers
 from .swap import Members, Module, Site, Swap
@@ -39,20 +40,32 @@ LAYOUTS = (
     Layout("BSHD", "SD"),
     Layout("SHD", "SD"),
 )
-# Tables have a number for each of a head's, for half as many pairs, or for what is rotated of it.
-WIDTHS = {"whole": 1.0, "half": 0.5, "part": 0.75}
 # All sizes differ, so that nothing broadcasts by chance. A second problem has tables of one batch for all.
 SIZES = ({"B": 2, "H": 3, "S": 5, "D": 16}, {"B": 3, "H": 4, "S": 6, "D": 32})
+# Widths of the tables in both problems: all of the head's width, half of it, more than half, or less.
+WIDTHS = {"whole": (16, 32), "half": (8, 16), "most": (12, 20), "few": (4, 6)}
+# What tables of such a width may mean: (they hold one number for each pair, the last numbers of a head are rotated).
+# Tables of half of the head's width fit a rotation of the whole head and one of half of it: both are tried.
+READINGS = {
+    "whole": ((False, False),),
+    "half": ((True, False), (False, False), (False, True)),
+    "most": ((False, False), (False, True)),
+    "few": ((False, False), (True, False), (False, True), (True, True)),
+}
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class Form(NamedTuple):
-    """Which of our rotations a function is."""
+    """The rotation of ours that a function computes."""
 
     interleaved: bool
-    first_half: bool  # of the tables only that is read, each number for both of a pair
-    promoted: bool  # q and k become what q * cos would be, where the tables' dtype is wider
+    first_half: bool  # only the first half of the tables is read, each number for both of a pair
+    gathered: bool  # the results hold the first numbers of all pairs, then the second ones
+    per_pair: bool  # the tables hold one number for each pair, so that twice their width is rotated
+    at_end: bool  # the last numbers of a head are rotated, in place of the first
     seq_dim: int
+    promoted: bool = False  # q and k become what q * cos would be, where the tables' dtype is wider
+    is_single: bool = False  # the result is one tensor, in place of a tuple
 
     def __call__(
         self, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, kind: str
@@ -62,10 +75,31 @@ class Form(NamedTuple):
             cos, sin = cos[..., : width // 2], sin[..., : width // 2]
         if self.promoted:
             q, k = q.to(cos.dtype), None if k is None else k.to(cos.dtype)
-        if kind == "whole" and self[:3] == (False, False, False) and self.seq_dim == -2:
+        if kind == "whole" and self[:6] == _USUAL:
             return rope(q, k, cos, sin)  # each argument costs time
-        rotary = 2 * width if kind == "half" else width
-        return rope(q, k, cos, sin, rotary_dim=rotary, interleaved=self.interleaved, seq_dim=self.seq_dim)
+        rotary = 2 * width if self.per_pair else width
+        options: dict[str, Any] = {"rotary_dim": rotary, "interleaved": self.interleaved, "seq_dim": self.seq_dim}
+        if not self.at_end and not self.gathered:
+            return rope(q, k, cos, sin, **options)
+        at = slice(q.shape[-1] - rotary, None) if self.at_end else slice(rotary)
+        of_q, of_k = rope(q[..., at], None if k is None else k[..., at], cos, sin, **options)
+        return self._join(q, of_q), None if k is None or of_k is None else self._join(k, of_k)
+
+    def _join(self, x: Tensor, turned: Tensor) -> Tensor:
+        """Return a head's rotated numbers in the function's order, beside those that are not rotated."""
+        width, rotary = x.shape[-1], turned.shape[-1]
+        if self.gathered:
+            turned = turned.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+        if rotary == width:
+            return turned
+        parts = (x[..., : width - rotary], turned) if self.at_end else (turned, x[..., rotary:])
+        return torch.cat(parts, -1)
+
+    def __str__(self) -> str:
+        return f"rope{'(interleaved)' if self.interleaved else ''}{' in halves' if self.gathered else ''}"
+
+
+_USUAL = (False, False, False, False, False, -2)
 
 
 class Call(NamedTuple):
@@ -74,13 +108,15 @@ class Call(NamedTuple):
     axis: int | None  # unsqueeze_dim, where it is given
     q_dims: int
     table_dims: int
-    kind: str
+    kind: str  # of the tables' width, a key of WIDTHS
     dtype: torch.dtype
     table_dtype: torch.dtype
+    has_k: bool  # k is given and not None
 
 
 class Signature(NamedTuple):
     rotated: tuple[str, ...]  # one or two, q and k by whatever name
+    leading: Mapping[str, Any]  # defaults of the parameters up to cos and sin; Parameter.empty: it has none
     has_axis: bool  # unsqueeze_dim
     defaults: Mapping[str, Any]  # of all others
 
@@ -136,7 +172,8 @@ def signature_of(function: Any) -> Signature | None:
     defaults = {p.name: p.default for p in parameters[first + 2 :]}
     if inspect.Parameter.empty in defaults.values():
         return None
-    return Signature(tuple(names[:first]), defaults.pop("unsqueeze_dim", None) is not None, defaults)
+    leading = {p.name: p.default for p in parameters[: first + 2]}
+    return Signature(tuple(names[:first]), leading, defaults.pop("unsqueeze_dim", None) is not None, defaults)
 
 
 def find_rope(site: Site) -> Swap | str | None:
@@ -157,14 +194,21 @@ def find_rope(site: Site) -> Swap | str | None:
         if form is not None:
             forms[name] = form
             replacements[name] = _replacement(signature, proofs)
+    others = [name for name in functions if name not in replacements]
+    refused = f"{', '.join(others)} is not a rotation that fastops has{', bit for bit' if bits else ''}"
     if not replacements:
-        return f"{', '.join(functions)} is not a rotation that fastops has{', bit for bit' if bits else ''}"
+        return refused
     eager = rebound(forward, replacements)  # type: ignore[arg-type]
     if eager is None:
         return "its forward is decorated by what does not hold it in a closure"
     proved = tuple((name, functions[name][0], running(functions[name][0])) for name in replacements)
-    what = ", ".join(f"{name} as {'rope(interleaved)' if f.interleaved else 'rope'}" for name, f in forms.items())
-    return Swap(what, ("rope", forward, *proved, site.verify), lambda: _members(cls, forward, eager, proved))
+    return Swap(
+        ", ".join(f"{name} as {form}" for name, form in forms.items()),
+        ("rope", forward, *proved, site.verify),
+        lambda: _members(cls, forward, eager, proved),
+        left=refused if others else None,
+        counts_calls=True,
+    )
 
 
 def _functions_of(site: Site, forward: Function) -> dict[str, tuple[Function, Signature]]:
@@ -190,59 +234,75 @@ def _members(cls: Any, forward: Any, eager: Any, proved: Sequence[tuple[str, Any
     @functools.wraps(forward)
     def of_class(self: Module, *args: Any, **kwargs: Any) -> Any:
         # torch.compile fuses the function itself with what surrounds it.
-        if torch.compiler.is_compiling() or changed():
+        if torch.compiler.is_compiling():
             return cls.forward(self, *args, **kwargs)
-        return eager(self, *args, **kwargs)
+        calls = calls_of(self)
+        if changed():
+            calls.made += 1
+            return cls.forward(self, *args, **kwargs)
+        outer, this_thread.calls = this_thread.calls, calls
+        try:
+            return eager(self, *args, **kwargs)
+        finally:
+            this_thread.calls = outer
 
     return {"forward": of_class}
 
 
 def _replacement(signature: Signature, proofs: Proofs) -> Function:
-    """What is called in place of the function: ours where that is proved, else the function."""
-    function, defaults = proofs.function, signature.defaults
+    """Return a function that calls ours where that was proved, and the original for all other calls."""
+    function, defaults, leading = proofs.function, signature.defaults, signature.leading
     names = tuple(parameter.name for parameter in parameters_of(function))
     pair = len(signature.rotated) == 2
-    usual, at_cos, at_sin = len(signature.rotated) + 2, names.index("cos"), names.index("sin")
+    usual, at_cos, at_sin = len(leading), names.index("cos"), names.index("sin")
 
     # What a module has in its __dict__ is no attribute of a function.
     @functools.wraps(function, updated=() if isinstance(function, Module) else functools.WRAPPER_UPDATES)
     def turned(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # Dynamo must not guard on a count
+            return function(*args, **kwargs)
+        calls = this_thread.calls
+        calls.made += 1
         if len(args) == usual and not kwargs:
             given, axis, plain = args, None, True
         else:
             named = dict(zip(names, args, strict=False)) | kwargs
-            given = tuple(named.pop(name, None) for name in names[:usual])
+            given = tuple(named.pop(name, default) for name, default in leading.items())
             axis = named.pop("unsqueeze_dim", None)
             plain = all(value is defaults.get(name, named) for name, value in named.items())
         if plain:
-            found = _ours(proofs, axis, given[0], given[1] if pair else None, given[at_cos], given[at_sin], pair)
+            found = _ours(proofs, axis, given[0], given[1] if pair else None, given[at_cos], given[at_sin])
             if found is not None:
-                return found if pair else found[0]
+                calls.ran += 1
+                return found
         return function(*args, **kwargs)
 
     return turned
 
 
-def _ours(
-    proofs: Proofs, axis: Any, q: Any, k: Any, cos: Any, sin: Any, pair: bool
-) -> tuple[Tensor, Tensor | None] | None:
-    """None: this call was not proved."""
-    if not (_is_plain(q) and _is_plain(cos) and _is_plain(sin) and (not pair or _is_plain(k))):
+def _ours(proofs: Proofs, axis: Any, q: Any, k: Any, cos: Any, sin: Any) -> Any:
+    """Return the function's results, computed by ours, or None if this kind of call was not proved."""
+    if not (_is_plain(q) and _is_plain(cos) and _is_plain(sin) and (k is None or _is_plain(k))):
         return None
     if axis is not None and type(axis) is not int:
         return None
     shape, table = q.shape, cos.shape
-    width, dim = table[-1], shape[-1]
-    kind = "whole" if width == dim else "half" if 2 * width == dim else "part"
-    form = proofs.of((axis, len(shape), len(table), kind, q.dtype, cos.dtype))
-    if form is None or width > dim or sin.shape != table or sin.dtype != cos.dtype:
+    if not shape or not table or sin.shape != table or sin.dtype != cos.dtype:
         return None
-    if pair and (k.dtype != q.dtype or not _alike(form, k.shape, shape)):
+    width, dim = table[-1], shape[-1]
+    if width > dim:
+        return None
+    kind = "whole" if width == dim else "half" if 2 * width == dim else "most" if 2 * width > dim else "few"
+    form = proofs.of((axis, len(shape), len(table), kind, q.dtype, cos.dtype, k is not None))
+    if form is None or (width % 2 and not form.per_pair):
+        return None
+    if k is not None and (k.dtype != q.dtype or not _alike(form, k.shape, shape)):
         return None
     # A row for each token, and as many batches or one.
     if shape[form.seq_dim] != table[-2] or (len(table) == 3 and table[0] != 1 and table[0] != shape[0]):
         return None
-    return form(q, k, cos, sin, kind)
+    found = form(q, k, cos, sin, kind)
+    return found[0] if form.is_single else found
 
 
 def _is_plain(x: Any) -> bool:
@@ -274,8 +334,10 @@ class Proofs:
         return self._forms[call]
 
     def usual(self, dtype: torch.dtype) -> Form | None:
-        """That of a call without more than must be given, whichever layout the function is for."""
-        calls = (Call(None, len(q), len(tables), kind, dtype, dtype) for (q, tables), kind in product(LAYOUTS, WIDTHS))
+        """Return the form of a call with the required arguments alone, in the first layout that the function takes."""
+        has_k = len(self.signature.rotated) == 2
+        layouts = ((len(q), len(tables), kind) for (q, tables), kind in product(LAYOUTS, WIDTHS))
+        calls = (Call(None, *layout, dtype, dtype, has_k) for layout in layouts)
         return next((form for call in calls if (form := self.of(call)) is not None), None)
 
     def _prove(self, call: Call) -> Form | None:
@@ -285,9 +347,9 @@ class Proofs:
         for layout in LAYOUTS:
             if (len(layout.q), len(layout.tables)) == (call.q_dims, call.table_dims):
                 trials = [Trial.of(self.function, self.signature, layout, exact, n) for n in (0, 1)]
-                form = next((f for f in _candidates(layout) if all(t and t.agrees(f) for t in trials)), None)
-                if form is not None:
-                    return self._in_its_dtypes(form, layout, call)
+                form = next((f for f in _candidates(layout, call.kind) if all(t and t.agrees(f) for t in trials)), None)
+                if form is not None and trials[0] is not None:
+                    return self._in_its_dtypes(form._replace(is_single=trials[0].is_single), layout, call)
         return None
 
     def _in_its_dtypes(self, form: Form, layout: Layout, call: Call) -> Form | None:
@@ -296,9 +358,16 @@ class Proofs:
         return next((f for f in wider if trial and trial.agrees(f, self.bits)), None)
 
 
-def _candidates(layout: Layout) -> list[Form]:
+def _candidates(layout: Layout, kind: str) -> list[Form]:
+    """Return the forms that the tables' width allows, the usual ones first."""
     seq_dim = layout.q.index("S") - len(layout.q)
-    return [Form(interleaved, first, False, seq_dim) for first in (False, True) for interleaved in (False, True)]
+    orders = ((False, False), (True, False), (True, True))  # interleaved, and gathered afterwards
+    return [
+        Form(interleaved, first_half, gathered, per_pair, at_end, seq_dim)
+        for per_pair, at_end in READINGS[kind]
+        for first_half in ((False,) if per_pair else (False, True))
+        for interleaved, gathered in orders
+    ]
 
 
 class Trial(NamedTuple):
@@ -310,28 +379,34 @@ class Trial(NamedTuple):
     kind: str
     expected: tuple[Tensor, ...]
     gradients: tuple[Tensor, ...] | None
+    is_single: bool  # the function returned one tensor, and no tuple
 
     @classmethod
     def of(cls, function: Function, signature: Signature, layout: Layout, call: Call, problem: int) -> Trial | None:
-        """None: the function does not take it, or returns something else than it was given to rotate."""
+        """Return None if the function does not take the problem, or returns something else than what it rotates."""
         sizes, axis, dtype = SIZES[problem], call.axis, call.dtype
         shape = [sizes[d] for d in layout.q]
         keys = [sizes[d] - 1 if d == "H" else sizes[d] for d in layout.q]
         of_table = [1 if d == "B" and problem else sizes[d] for d in layout.tables[:-1]]
-        of_table.append(int(sizes["D"] * WIDTHS[call.kind]))
+        of_table.append(WIDTHS[call.kind][problem])
         both = [numbers(tuple(s), seed).to(dtype).requires_grad_() for s, seed in ((shape, 1), (keys, 2))]
-        rotated = tuple(both[: len(signature.rotated)])
+        rotated = tuple(both[: 1 + call.has_k])
         cos, sin = (numbers(tuple(of_table), seed).to(call.table_dtype) for seed in (3, 4))
-        given = dict(zip(signature.rotated, rotated, strict=True)) | {"cos": cos, "sin": sin}
+        given = dict(zip_longest(signature.rotated, rotated)) | {"cos": cos, "sin": sin}
         try:
-            expected = function(**given, **({} if axis is None else {"unsqueeze_dim": axis}))
+            found = function(**given, **({} if axis is None else {"unsqueeze_dim": axis}))
         except Exception:  # whatever it says to shapes that it does not take
             return None
-        expected = expected if isinstance(expected, (tuple, list)) else (expected,)
-        if [getattr(y, "shape", None) for y in expected] != [x.shape for x in rotated]:
+        is_single = isinstance(found, Tensor)
+        if not is_single and (type(found) is not tuple or len(found) != 2):
             return None
+        results = (found,) if is_single else found
+        without = [None] * (len(results) - len(rotated))  # the result for a k that is None
+        if [getattr(y, "shape", y) for y in results] != [*(x.shape for x in rotated), *without]:
+            return None
+        expected = results[: len(rotated)]
         gradients = _gradients(expected, rotated) if dtype == torch.float64 else None
-        return cls(rotated, cos, sin, call.kind, tuple(y.detach() for y in expected), gradients)
+        return cls(rotated, cos, sin, call.kind, tuple(y.detach() for y in expected), gradients, is_single)
 
     def agrees(self, form: Form, bits: bool = False) -> bool:
         pair = len(self.rotated) == 2

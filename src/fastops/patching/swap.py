@@ -66,6 +66,9 @@ class Swap:
         unused: children, by their names in the module, that the swapped forward no longer calls; they are not asked
             about.
         partners: other modules, by their names in the model, that are swapped with this one.
+        left: the reason why a part of what the forward calls stays as it is. The report lists it too.
+        counts_calls: whether a call may go back to the original. The report then has the module's count of calls, which
+            the forward keeps: see :mod:`fastops.patching.calls`.
     """
 
     op: str
@@ -74,6 +77,8 @@ class Swap:
     instance: Members = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     partners: Mapping[str, Swap] = field(default_factory=dict)
+    left: str | None = None
+    counts_calls: bool = False
 
 
 Finder = Callable[[Site], "Swap | str | None"]

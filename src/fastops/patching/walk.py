@@ -6,13 +6,16 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from ..families.slices import check_save
+from .calls import start_count
 from .finders import FINDERS
 from .report import Report, frequent
 from .swap import Module, Site, Swap, apply, is_swapped, unused_children
+from .untried import is_named
 
 _log = logging.getLogger("fastops")
 _VERIFY = ("close", "bits")
@@ -61,7 +64,8 @@ def patch(
         dry_run: change nothing; the report says what would be swapped.
 
     Returns:
-        A :class:`fastops.patching.Report` with ``swapped``, ``left`` and ``undo()``. It is logged to ``fastops``.
+        A :class:`fastops.patching.Report` with ``swapped``, ``left``, ``calls`` and ``undo()``. It is logged to
+        ``fastops``.
 
     Raises:
         TypeError: ``model`` is no module, ``only`` or ``skip`` no sequence of str, ``loss`` no bool.
@@ -88,23 +92,42 @@ def patch(
     wanted = None if only is None else _entries("only", only, modules)
     unwanted = _entries("skip", skip, modules)
     report = Report(dry_run=dry_run)
-    proofs: dict[Any, Any] = {}
+    try:
+        _swap_all(report, modules, Site("", model, model, verify, save), loss, wanted, unwanted)
+        _tell(report)
+    except BaseException:  # the caller gets no report, and could not undo
+        report.undo()
+        raise
+    return report
+
+
+def _swap_all(
+    report: Report,
+    modules: dict[str, Module],
+    of_model: Site,
+    loss: bool,
+    wanted: tuple[str, ...] | None,
+    unwanted: tuple[str, ...],
+) -> None:
+    """Ask the finders about each module, swap what they compared, and enter all in the report."""
     unused: set[str] = set()
+    tried: dict[str, bool] = {}
     known = [kind for kind in FINDERS if loss or kind != "loss"]
     for name, module in modules.items():
         if name in report.swapped or not unused.isdisjoint(_ancestors(name)):
             continue
         kinds = known if wanted is None else [kind for kind in known if _selects(wanted, kind, name)]
         kinds = [kind for kind in kinds if not _selects(unwanted, kind, name)]
-        found = _ask(Site(name, module, model, verify, save, proofs), kinds)
+        found = _ask(replace(of_model, name=name, module=module), kinds)
         if isinstance(found, Swap):
             _apply(report, modules, name, found)
         elif found is not None:
             report.left[name] = f"{type(module).__name__}: {found}"
+        tried[name] = found is not None or len(kinds) < len(known)
         children = found.unused if isinstance(found, Swap) else unused_children(module)
         unused.update(f"{name}.{child}" if name else child for child in children)
-    _tell(report)
-    return report
+    untried = (name for name, was_tried in tried.items() if not was_tried and name not in report.swapped)
+    report.untried.update({name: type(modules[name]).__name__ for name in untried if is_named(modules[name])})
 
 
 @contextmanager
@@ -157,7 +180,12 @@ def _apply(report: Report, modules: dict[str, Module], name: str, swap: Swap) ->
         report.left[name] = f"{type(modules[name]).__name__}: its class cannot be changed: {error}"
         return
     for each, of in together.items():
-        report.swapped[each] = f"{type(modules[each]).__name__} as {of.op}"
+        kind = type(modules[each]).__name__
+        report.swapped[each] = f"{kind} as {of.op}"
+        if of.left is not None:
+            report.left[each] = f"{kind}: {of.left}"
+        if of.counts_calls and not report.dry_run:
+            report.calls[each] = start_count(modules[each])
 
 
 def _entries(argument: str, entries: Sequence[str], modules: dict[str, Module]) -> tuple[str, ...]:
