@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -126,7 +127,13 @@ class _Kept:
             isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()) for x in inputs
         )
         outputs = output if isinstance(output, tuple) else (output,)
-        self.outputs = [(y.shape, {"dtype": y.dtype, "device": y.device}) for y in outputs]
+        self.outputs = len(outputs)
+        # Integer outputs have no tangent.
+        self.moving = {
+            k: (y.shape, {"dtype": y.dtype, "device": y.device})
+            for k, y in enumerate(outputs)
+            if y.is_floating_point() or y.is_complex()
+        }
         self.saved_tensors: tuple[Any, ...] = ()
 
     def save_for_backward(self, *tensors: Any) -> None:
@@ -143,20 +150,45 @@ def keep_for_forward(save: Callable[..., None], ctx: Any, inputs: tuple[Any, ...
     ctx.kept.saved_tensors = ()
 
 
+class _Transposing(threading.local):
+    """State of a thread: whether it runs a backward for :func:`transposed`.
+
+    Nothing moves in there. But functorch enables forward mode again below the vjp, where saved tensors are dual: a
+    backward that calls its own op would be transposed without an end.
+    """
+
+    active = False
+
+
+_transposing = _Transposing()
+
+
 def transposed(backward: Callable[..., Any], ctx: Any, *tangents: Any) -> Any:
-    """``jvp`` from ``backward``, which is linear in the gradients: its own gradient by them."""
+    """Return the outputs' tangents, the transpose of ``backward``, by its own gradient. An integer output has None."""
     kept = ctx.kept
     kept.saved_tensors = ctx.saved_tensors
+    zeros = [torch.zeros(shape, **like) for shape, like in kept.moving.values()]
     moved: list[Any] = []
 
     def pullback(*grads: Any) -> tuple[Any, ...]:
-        found = zip(backward(kept, *grads), tangents, strict=True)
+        found = zip(backward(kept, *_at(kept, grads)), tangents, strict=True)
         # As autograd takes it, which sums the gradient of a broadcast input and rounds that of a promoted one.
         pairs = [(g.sum_to_size(t.shape).to(t.dtype), t) for g, t in found if g is not None and t is not None]
         moved[:] = [t for _, t in pairs]
         return tuple(gradient for gradient, _ in pairs)
 
-    zeros = [torch.zeros(shape, **like) for shape, like in kept.outputs]
-    _, vjp = vjp_of(pullback, *zeros)
-    found = vjp(tuple(moved))
-    return found if len(found) > 1 else found[0]
+    found: Sequence[Tensor] = zeros
+    if zeros and not _transposing.active:
+        _transposing.active = True
+        try:
+            _, vjp = vjp_of(pullback, *zeros)
+        finally:
+            _transposing.active = False
+        found = vjp(tuple(moved))
+    return _at(kept, found) if kept.outputs > 1 else _at(kept, found)[0]
+
+
+def _at(kept: _Kept, values: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Return one value for each output: ``values`` are of those that have tangents, the others get None."""
+    value_of = dict(zip(kept.moving, values, strict=True))
+    return tuple([value_of.get(k) for k in range(kept.outputs)])

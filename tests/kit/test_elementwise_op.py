@@ -72,6 +72,24 @@ def test_gradient_values_of_other_dtypes(device: torch.device, dtype: torch.dtyp
     assert got.dtype == dtype
 
 
+def test_gradients_at_denormal_numbers(device: torch.device) -> None:
+    """1 / p is infinite there, and p / p is 1."""
+    text = "p > 0 ? p * log(p) : 0"
+    entropy, entropies = kit.elementwise("entropy(p)", text), kit.reduction("entropies(p)", map=text)
+    logits = torch.tensor([0.0, 92.0], device=device, requires_grad=True)
+    for op in (entropy, lambda p: entropies(p, dim=-1), torch.compile(entropy, fullgraph=True, backend="aot_eager")):
+        p = torch.tensor([1e-40, 0.0, 0.5], device=device, requires_grad=True)
+        (got,) = torch.autograd.grad(op(p).sum(), p)
+        truth = torch.where(p > 0, p.detach().double().log() + 1, 0)
+        torch.testing.assert_close(got.double(), truth, rtol=1e-6, atol=0)
+        p = torch.softmax(logits, 0)
+        (got,) = torch.autograd.grad(op(p).sum(), logits)
+        p = p.detach().double()
+        truth = p * (p.log() - (p * p.log()).sum())
+        torch.testing.assert_close(got[0].double(), truth[0], rtol=1e-4, atol=0)
+        assert got[1].abs() < 1e-37
+
+
 def test_complex_tensors_beside_real_ones(device: torch.device) -> None:
     op = kit.elementwise("turned(x, y)", "x * exp(y)")
     total = kit.reduction("turned_sum(x, y)", map="x * exp(y)", post="a * a")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from common import needs_compiler, needs_nvrtc
 from compiled import REAL, evaluate_compiled
-from test_expression import arguments_of
+from test_expression import TO_TWO_NUMBERS, arguments_of, assert_digits, far_out
 
 from fastops.kit import expression, nvrtc
 from fastops.kit.expression import PRELUDE_CPP, PRELUDE_CUDA, derivative, emit_c, evaluate, parse
@@ -58,6 +58,20 @@ def test_derivatives_and_several_outputs(dtype: torch.dtype) -> None:
     values = {"x": torch.randn(1000, dtype=dtype) * 4, "y": torch.randn(1000, dtype=dtype)}
     for ours, expected in zip(evaluate_compiled(nodes, values), evaluate(nodes, values), strict=True):
         torch.testing.assert_close(ours, expected, rtol=40 * torch.finfo(dtype).eps, atol=40 * torch.finfo(dtype).eps)
+
+
+@needs_compiler
+@pytest.mark.parametrize("arity", [1, 2])
+def test_derivatives_of_tiny_and_huge_numbers_keep_their_digits(arity: int) -> None:
+    """No flag makes denormal numbers 0."""
+    nodes, inputs = zip(
+        *[far_out(f) for f in TO_TWO_NUMBERS if FUNCTIONS[f].arity == arity and f != "pow"], strict=True
+    )
+    gradients = [expression.chain([node], ["grad"], letter) for node in nodes for letter in "ab"[:arity]]
+    got = iter(evaluate_compiled(gradients, inputs[0]))
+    for node in nodes:
+        for letter in "ab"[:arity]:
+            assert_digits(node, letter, inputs[0], next(got))
 
 
 @needs_compiler

@@ -420,6 +420,97 @@ def test_far_out_derivatives_are_finite(text: str, dtype: torch.dtype) -> None:
         node = derivative(node, "x")
 
 
+MAGNITUDES = (1e-45, 1e-42, 1e-40, 1e-38, 1e-30, 1e-20, 1e-10, 0.3, 0.7, 1.0, 3.1, 1e10, 1e18, 1e20, 1e30, 1e38)
+FAR_OUT = tuple(sign * x for x in MAGNITUDES for sign in (1, -1))
+EXPONENTS = (-2.5, -2.0, -1.0, -0.5, 0.5, 1.0, 1.5, 2.0, 3.0)  # of pow
+GRADS = (1e-42, 1e-40, 1e-30, 1e-15, 1.0, 1e15, 1e30, 1e38)
+
+
+def far_out(function: str) -> tuple[expression.Node, dict[str, Tensor]]:
+    """A function, and its arguments with the gradient of its result, all in float32.
+
+    Of two arguments both are tiny or huge, and the gradient is 1: three such factors have no order that suits all.
+    """
+    arity = FUNCTIONS[function].arity
+    arguments = [FAR_OUT, EXPONENTS if function == "pow" else FAR_OUT][:arity]
+    columns = [*arguments, GRADS if arity == 1 else (1.0,)]
+    rows = torch.tensor(list(itertools.product(*columns)), dtype=torch.float32)
+    letters = ["a", "b"][:arity]
+    node = expression.nodes.as_real(call(function, *map(name, letters)))
+    return node, dict(zip([*letters, "grad"], rows.T.clone(), strict=True))
+
+
+def assert_digits(node: expression.Node, letter: str, inputs: dict[str, Tensor], got: Tensor) -> None:
+    """Compare gradients in float32 with float64's where the value and the gradient are floats of float32.
+
+    A derivative that is below the normal numbers has as many digits as these leave.
+    """
+    leaves = {k: x.double().requires_grad_() for k, x in inputs.items()}
+    (y,) = evaluate([node], leaves)
+    truth = (autograd(y, leaves[letter]) * leaves["grad"]).detach()
+    (near,) = evaluate([node], inputs)
+    exact = ((near.double() - y.detach()).abs() <= 1e-5 * y.detach().abs()) & near.isfinite()
+    info = torch.finfo(torch.float32)
+    here = (exact & (truth.abs() < info.max)).expand_as(truth)
+    wrong = here & ~((got.double() - truth).abs() <= 3e-5 * truth.abs() + 4 * info.smallest_normal * info.eps)
+    shown = [x[wrong][:8].tolist() for x in (*inputs.values(), got.expand_as(truth), truth)]
+    assert not wrong.any(), f"arguments, gradient of the result, ours, float64's: {shown}"
+
+
+TO_TWO_NUMBERS = [function for function, row in FUNCTIONS.items() if row.arity <= 2]
+
+
+@pytest.mark.parametrize("function", TO_TWO_NUMBERS)
+def test_derivatives_of_tiny_and_huge_numbers_keep_their_digits(function: str) -> None:
+    """1 / x of a denormal x is infinite, and x * x overflows: the gradient does not have to."""
+    node, inputs = far_out(function)
+    for letter in inputs.keys() - {"grad"}:
+        (got,) = evaluate([expression.chain([node], ["grad"], letter)], inputs)
+        assert_digits(node, letter, inputs, got)
+
+
+@pytest.mark.parametrize("function", ["copysign", *(function for function, row in FUNCTIONS.items() if row.arity == 1)])
+def test_second_derivatives_of_tiny_and_huge_numbers(function: str) -> None:
+    node, inputs = far_out(function)
+    inputs = {k: x[inputs["grad"] == 1] for k, x in inputs.items()}
+    if function == "sigmoid":  # 1 - 2 * out is 0 where x is tiny, as torch's is
+        inputs = {k: x[inputs["a"].abs() > 0.1] for k, x in inputs.items()}
+    once = derivative(node, "a")
+    (got,) = evaluate([expression.chain([once], ["grad"], "a")], inputs)
+    assert_digits(once, "a", inputs, got)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("x * log(x)", "x * log2(x)", "x * log10(x)", "x * rsqrt(x)", "x * x ** -0.9", "x * sqrt(x)"),
+        *("x * x ** (0 * y - 0.9)", "x * (log(x) + x)", "x * (log(x) - log(0.5 * (x + y)))", "x * log(x / y)"),
+        *("log(exp(x))", "log(exp(x) + exp(2 * x))", "1 / (1 + exp(-x))", "log(1 + exp(x))", "log1p(exp(-x))"),
+    ],
+)
+def test_derivatives_of_compositions_keep_their_digits(text: str) -> None:
+    nodes = parse(text, ["x", "y"])
+    points = [-95.0, -30.0, -1.0, 1.0, 30.0, 80.0] if "exp" in text else [x for x in FAR_OUT if 0 < x < 1e20]
+    rows = torch.tensor(list(itertools.product(points, [1e-40, 1e-30, 1.0, 1e10], [1.0, 3.0])), dtype=torch.float32)
+    inputs = dict(zip(["x", "y", "grad"], rows.T.clone(), strict=True))
+    (got,) = evaluate([expression.chain(nodes, ["grad"], "x")], inputs)
+    assert_digits(nodes[0], "x", inputs, got)
+
+
+def test_the_derivative_of_expm1_is_exp() -> None:
+    """expm1(x) + 1 loses its digits where x is far below 0."""
+    x = torch.tensor([-95.0, -30.0, -5.0, -1e-40, 1.0, 80.0])
+    (got,) = evaluate([derivative(parse("expm1(x)", ["x"])[0], "x")], {"x": x})
+    torch.testing.assert_close(got.double(), x.double().exp(), rtol=1e-5, atol=1e-44)
+
+
+def test_derivatives_at_kinks() -> None:
+    """As the guide says."""
+    expected = {"max(x, 0)": 0.5, "min(x, 0)": 0.5, "x > 0 ? x : 0": 0, "x >= 0 ? x : 0": 1, "relu(x)": 0, "abs(x)": 0}
+    nodes = [derivative(parse(text, ["x"])[0], "x") for text in expected]
+    assert [y.item() for y in evaluate(nodes, {"x": torch.zeros(())})] == list(expected.values())
+
+
 # Python functions
 
 SLOPE = 0.25

@@ -75,16 +75,128 @@ SECOND: dict[str, Callable[[Op, Tensor], Tensor]] = {
     "compile(grad(grad))": lambda f, x: torch.compile(lambda x: grad(lambda x: grad(f, x), x), backend="aot_eager")(x),
 }
 CASES = [(f, 7.0, 2) for f in FIRST.values()] + [(f, 14.0, 1) for f in SECOND.values()]
+every_derivative = pytest.mark.parametrize(("derivative", "factor", "power"), CASES, ids=[*FIRST, *SECOND])
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize(("derivative", "factor", "power"), CASES, ids=[*FIRST, *SECOND])
+@every_derivative
 def test_every_derivative_is_of_the_given_one(
     op: str, derivative: Callable[[Op, Tensor], Tensor], factor: float, power: int
 ) -> None:
     torch._dynamo.reset()
     x = torch.tensor([1.5, -2.0], dtype=torch.float64)
     torch.testing.assert_close(derivative(OPS[op], x), factor * x**power)
+
+
+def product(name: str, **parts: Any) -> Any:
+    """Return a * b, whose backward calls the op itself."""
+
+    def backward(grad: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return op(grad, b), op(grad, a)
+
+    op = kit.op(f"kit_test::{name}(Tensor a, Tensor b) -> Tensor", backward=backward, **parts)
+    return op
+
+
+PRODUCTS = {
+    "elementwise": product("product_of_elements", reference=lambda a, b: a * b, vmap="elementwise"),
+    "reference": product("product_by_reference", reference=lambda a, b: a * b),
+    "without a reference": product("product_alone", cpu=lambda a, b: a * b),
+}
+
+
+@pytest.mark.parametrize("op", PRODUCTS)
+@every_derivative
+def test_a_backward_may_call_its_own_op(
+    op: str, derivative: Callable[[Op, Tensor], Tensor], factor: float, power: int
+) -> None:
+    torch._dynamo.reset()
+    times, x = PRODUCTS[op], torch.tensor([1.5, -2.0], dtype=torch.float64)
+    torch.testing.assert_close(derivative(lambda x: times(x, times(x, x)), x), 3 / 7 * factor * x**power)
+
+
+@pytest.mark.parametrize("op", PRODUCTS)
+def test_jacobians_where_a_backward_calls_its_own_op(op: str) -> None:
+    times, x = PRODUCTS[op], torch.randn(2, 3, dtype=torch.float64)
+
+    def squares(times: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda a, b: (times(a, a) + times(b, a)).sum()
+
+    for transform in (func.hessian, lambda f, at: func.jacrev(func.jacrev(f, at), at)):
+        torch.testing.assert_close(
+            transform(squares(times), (0, 1))(*x), transform(squares(torch.mul), (0, 1))(*x), check_stride=False
+        )
+    batched = func.vmap(func.hessian(squares(times)))
+    torch.testing.assert_close(batched(x, x), func.vmap(func.hessian(squares(torch.mul)))(x, x))
+
+
+def sort_backward(grad_v: Tensor, i: Tensor) -> Tensor:
+    return torch.zeros_like(grad_v).scatter(-1, i, grad_v)
+
+
+def positive(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x > 0, x.relu()
+
+
+# Each with the same in torch's functions.
+INTEGER_OUTPUTS = {
+    "sort": (
+        kit.op(
+            "kit_test::sort(Tensor x) -> (Tensor v, Tensor i)",
+            reference=lambda x: tuple(torch.sort(x)),
+            backward=sort_backward,
+        ),
+        lambda x: tuple(torch.sort(x)),
+    ),
+    "bool": (
+        kit.op(
+            "kit_test::positive(Tensor x) -> (Tensor m, Tensor y)",
+            reference=positive,
+            backward=lambda grad_y, m: grad_y * m,
+            vmap="elementwise",
+        ),
+        positive,
+    ),
+    "hidden bool": (
+        kit.op(
+            "kit_test::masked(Tensor x) -> (Tensor y, Tensor m)",
+            cpu=lambda x: positive(x)[::-1],
+            fake=lambda x: (torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)),
+            backward=lambda grad, m: grad * m,
+            outputs=1,
+        ),
+        torch.relu,
+    ),
+    "integers alone": (
+        kit.op("kit_test::argsort(Tensor x) -> Tensor", reference=torch.argsort, backward=lambda grad: None),
+        torch.argsort,
+    ),
+}
+FORWARD: dict[str, Callable[[Any, Tensor], Any]] = {
+    "jvp": lambda f, x: func.jvp(f, (x[0],), (x[1],)),
+    "jacfwd": lambda f, x: func.jacfwd(f)(x[0]),
+    "vmap(jvp)": lambda f, x: func.vmap(lambda x, t: func.jvp(f, (x,), (t,)))(x, x + 1),
+    "jvp(vmap)": lambda f, x: func.jvp(func.vmap(f), (x,), (x + 1,)),
+    "vmap(jacfwd)": lambda f, x: func.vmap(func.jacfwd(f))(x),
+    "linearize": lambda f, x: func.linearize(f, x[0])[1](x[1]),
+}
+
+
+@pytest.mark.parametrize("op", INTEGER_OUTPUTS)
+@pytest.mark.parametrize("transform", FORWARD)
+def test_forward_mode_of_integer_outputs(op: str, transform: str) -> None:
+    ours, theirs = INTEGER_OUTPUTS[op]
+    x = torch.randn(4, 3, dtype=torch.float64)
+    torch.testing.assert_close(FORWARD[transform](ours, x), FORWARD[transform](theirs, x))
+
+
+def test_dual_numbers_of_integer_outputs() -> None:
+    x = torch.tensor([2.0, 1.0, 3.0], dtype=torch.float64)
+    with forward_ad.dual_level():
+        v, i = map(forward_ad.unpack_dual, INTEGER_OUTPUTS["sort"][0](forward_ad.make_dual(x, 10 * x)))
+    assert v.tangent.tolist() == [10, 20, 30]
+    assert i.primal.tolist() == [1, 0, 2]
+    assert i.tangent is None
 
 
 @pytest.mark.parametrize("op", OPS)

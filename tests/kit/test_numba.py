@@ -10,11 +10,11 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, func
 
 from fastops import kit
 from fastops.kit import linker, nvrtc, program
@@ -167,3 +167,124 @@ def test_a_function_that_raises_is_refused() -> None:
     for function in (checked, asserting):
         with pytest.raises(kit.KitError, match=r"for all numbers, such as NaN, got .(raise|assert) "):
             kit.numba_op(function)
+
+
+class Pair(NamedTuple):
+    a: float
+    b: float
+
+
+def expression_of_two(x: float) -> Any:
+    return math.sin(x), math.cos(x)
+
+
+def loop_of_two(x: float) -> Any:
+    for _ in range(2):
+        x = x * 1.5
+    return math.sin(x), math.cos(x)
+
+
+def loop_of_three(x: float) -> Any:
+    for _ in range(2):
+        x = x * 1.5
+    return x, 2 * x, 3
+
+
+def one_in_a_tuple(x: float) -> Any:
+    return (math.sin(x),)
+
+
+def named(x: float) -> Any:
+    for _ in range(2):
+        x = x * 1.5
+    return Pair(x, 2 * x)
+
+
+def listed(x: float) -> Any:
+    for _ in range(2):
+        x = x * 1.5
+    return [x, 2 * x]
+
+
+def one_or_two(x: float) -> Any:
+    if x > 0:
+        return x
+    return x, 2 * x
+
+
+def one_or_two_by_a_name(x: float) -> Any:
+    result = (x, 2 * x) if x > 0 else x
+    return result
+
+
+def two_or_three(x: float) -> Any:
+    for _ in range(2):
+        x = x * 1.5
+    if x > 0:
+        return x, x
+    return x, x, x
+
+
+def one_or_none(x: float) -> Any:
+    if x > 0:
+        return x
+
+
+def two_by_another(x: float) -> Any:
+    return divmod(x, 2.0)
+
+
+def two_of_torch(x: Any) -> Any:
+    return torch.relu(x), x
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(
+            expression_of_two,
+            loop_of_two,
+            loop_of_three,
+            one_in_a_tuple,
+            named,
+            listed,
+            one_or_two,
+            one_or_two_by_a_name,
+        ),
+        *(two_or_three, one_or_none, two_by_another, two_of_torch),
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_a_function_of_other_than_one_number_is_refused(function: Any) -> None:
+    """A kernel has one output: of two numbers it would store the first, or nothing."""
+    for backward in (None, lambda grad: grad):
+        with pytest.raises(
+            kit.KitError, match=rf"^\[{function.__name__}\] expected a function that returns one number"
+        ):
+            kit.numba_op(function, backward=backward)
+
+
+def test_truths_and_integers_are_numbers() -> None:
+    x = torch.tensor([-1.0, 2.0])
+    assert kit.numba_op(lambda x: x > 0)(x).tolist() == [0, 1]
+    assert kit.numba_op(lambda x: int(x) // 2 if x > 0 else -3)(x).tolist() == [-3, 1]
+
+
+def test_a_backward_calls_its_own_op() -> None:
+    def backward(grad: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return times(grad, b), times(grad, a)
+
+    @kit.numba_op(backward=backward)
+    def times(a: Any, b: Any) -> Any:
+        total = 0.0
+        for _ in range(2):
+            total += a * b / 2
+        return total
+
+    x = torch.randn(2, 3, dtype=torch.float64)
+    for transform in (func.hessian, lambda f, at: func.jacrev(func.jacrev(f, at), at)):
+        found, expected = (
+            transform(lambda a, b: (f(a, a) + f(b, a)).sum(), (0, 1))(*x)  # noqa: B023
+            for f in (times, torch.mul)
+        )
+        torch.testing.assert_close(found, expected)

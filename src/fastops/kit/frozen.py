@@ -46,12 +46,16 @@ class Frozen:
         Raises:
             KitError: its content has changed since.
         """
+        self.check()
+        return self._copy
+
+    def check(self) -> None:
+        """Raise a KitError if the content of what could not be copied has changed since the definition."""
         for name, value, content in self._uncopied:
             if content_hash(value) != content:
                 raise KitError(
                     f"[{self._copy.__name__}] expected {name} as it was at the definition, got another content"
                 )
-        return self._copy
 
     def __reduce__(self) -> Any:
         return Frozen, (self._given,)

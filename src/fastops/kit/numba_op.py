@@ -66,8 +66,9 @@ def numba_op(
 
     Raises:
         NoCompiler: Numba is not installed.
-        KitError: parameters that cannot be served, a function of numbers that raises, a name that has no value yet;
-            later, a derivative where there is none, or another content of what could not be copied at the definition.
+        KitError: parameters that cannot be served, a function of numbers that raises or does not return one number, a
+            name that has no value yet; later, a derivative where there is none, or another content of what could not be
+            copied at the definition.
         CompileError: later, from a kernel that Numba does not compile, or that writes to what it should read.
     """
     if function is None:
@@ -92,6 +93,42 @@ def _check_raises_nothing(name: str, function: Callable[..., Any]) -> None:
     for node in ast.walk(tree.body[0]) if isinstance(tree.body[0], ast.FunctionDef) else ():  # else a lambda's line
         if isinstance(node, (ast.Raise, ast.Assert)):
             raise KitError(f"[{name}] expected a result for all numbers, such as NaN, got {ast.unparse(node)!r}")
+
+
+def _check_returns_one_number(name: str, dispatcher: Any, count: int) -> None:
+    """Check what Numba finds the function to return: a kernel stores one number, and would drop the rest of a tuple.
+
+    What is compiled for the check is used again by the kernels.
+    """
+    numba = numba_extra.numba(name)
+    for real in (numba.float32, numba.float64):
+        try:
+            dispatcher.compile((real,) * count)
+        except _refusals(numba) as error:
+            found = str(error)
+            continue
+        returned = dispatcher.nopython_signatures[-1].return_type
+        if isinstance(returned, (numba.types.Integer, numba.types.Float, numba.types.Boolean)):
+            return
+        found = str(returned)
+        break
+    else:
+        # Other errors are those of the first call: what Numba compiles for CUDA alone may work there.
+        if "unify" not in found:
+            return
+    raise _not_one_number(name, found)
+
+
+def _not_one_number(name: str, found: str) -> KitError:
+    return KitError(
+        f"[{name}] expected a function that returns one number on every way through it, got {found}\n"
+        "Define an op for each number. kit.elementwise takes an expression of several."
+    )
+
+
+def _refusals(numba: Any) -> tuple[type[Exception], ...]:
+    """Return what Numba raises for a function that it does not compile."""
+    return numba.core.errors.NumbaError, numba.core.errors.UnsupportedBytecodeError
 
 
 class NumbaOp:
@@ -209,8 +246,12 @@ class _Program(Pointwise):
         self.frozen = frozen
         self.symbol = f"kit_numba_{content_hash(content)[:16]}"
         self._loops: dict[str, Any] = {}  # by their type of numbers; C++ has their addresses
+        self._dispatcher = numba_extra.numba(name).njit(error_model="numpy")(frozen.function)
+        _check_returns_one_number(name, self._dispatcher, len(tensors))
         try:
             _, nodes = expression.from_function(frozen.function)
+            if len(nodes) != 1:
+                raise _not_one_number(name, str(len(nodes)))
             self.parsed: tuple[Node, ...] | None = nodes
             super().__init__(name, tensors, (), nodes, content)
         except ExpressionError as error:
@@ -243,12 +284,13 @@ class _Program(Pointwise):
 
     def _loop(self, real: str) -> Any:
         """A C function of arrays: pointers to the inputs, to the output, and how many elements."""
+        self.frozen.check()
         numba = numba_extra.numba(self.name)
         number = numba.float64 if real == "double" else numba.float32
         pointer = numba.types.CPointer(number)
         count = len(self.tensors)
         signature = numba.void(*[pointer] * (count + 1), numba.int64)
-        scope = {"function": numba.njit(error_model="numpy")(self.frozen.function), "number": number}
+        scope = {"function": self._dispatcher, "number": number}
         inputs = [f"in{k}" for k in range(count)]
         exec(
             f"def loop({', '.join(inputs)}, out, n):\n"
@@ -258,7 +300,7 @@ class _Program(Pointwise):
         )
         try:
             return numba.cfunc(signature, error_model="numpy")(scope["loop"])
-        except numba.core.errors.NumbaError as error:
+        except _refusals(numba) as error:
             raise KitError(f"[{self.name}] Numba does not compile it: {error}") from error
 
     def _device_function(self, real: str, arch: str) -> bytes:

@@ -1,15 +1,14 @@
-"""Derivatives: dual numbers whose parts are nodes."""
+"""Derivatives of expressions as nodes, by the chain rule from the outputs inwards."""
 
 from __future__ import annotations
 
-import functools
 import itertools
-import operator
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Sequence
 
 from .nodes import Apply, Name, Node, call, number, postorder
 from .nodes import name as variable
-from .tangent import ZERO, Tangent
+from .tangent import ZERO, Tangent, total
 
 
 def derivative(node: Node, name: str) -> Node:
@@ -18,7 +17,7 @@ def derivative(node: Node, name: str) -> Node:
     ``where`` is differentiated branch by branch, and what a choice makes 0 stays 0. Where a function has no derivative
     (abs at 0, min at a tie, rounding) the result is what torch's autograd gives.
     """
-    return _tangent(node, name, number(1.0)).node()
+    return _derivative_of_sum([(node, number(1.0))], name).node()
 
 
 def chain(
@@ -29,8 +28,7 @@ def chain(
     It passes through a branch only where that is taken, so that an infinite gradient does not make the others NaN.
     """
     pairs = itertools.compress(zip(nodes, grads, strict=True), came)
-    parts = [_tangent(node, name, variable(grad)) for node, grad in pairs]
-    return functools.reduce(operator.add, parts, ZERO).node()
+    return _derivative_of_sum([(node, variable(grad)) for node, grad in pairs], name).node()
 
 
 def without(node: Node, absent: Container[str]) -> Node:
@@ -67,14 +65,26 @@ _GONE: dict[str, Callable[..., bool]] = {
 }
 
 
-def _tangent(node: Node, name: str, seed: Node) -> Tangent:
-    """The directional derivative of ``node`` where ``name`` moves by ``seed``."""
-    tangents: dict[Node, Tangent] = {}
-    for x in postorder([node]):
-        if isinstance(x, Apply):
-            of_arguments = tuple(tangents[argument] for argument in x.arguments)
-            constant = all(tangent.zero for tangent in of_arguments)
-            tangents[x] = ZERO if constant else x.function.tangent(x, x.arguments, of_arguments)
-        else:
-            tangents[x] = Tangent(seed) if isinstance(x, Name) and x.name == name else ZERO
-    return tangents[node]
+def _derivative_of_sum(outputs: Sequence[tuple[Node, Node]], name: str) -> Tangent:
+    """Return the derivative by ``name`` of the sum of all outputs, pairs of a node and a factor.
+
+    It goes from the outputs inwards, as autograd does: in ``p * log(p)`` the outer derivative is p, which is multiplied
+    before the inner one divides by p. The other way 1 / p of a denormal p would be infinite.
+    """
+    order = postorder(node for node, _ in outputs)
+    reading = {variable(name)}  # the nodes that read the name
+    reading.update(x for x in order if isinstance(x, Apply) and not reading.isdisjoint(x.arguments))
+    parts: dict[Node, list[Tangent]] = defaultdict(list)
+    for node, factor in outputs:
+        parts[node].append(Tangent(factor))
+    for x in reversed(order):
+        if x not in reading or x not in parts:
+            continue
+        whole = total(parts.pop(x))
+        if not isinstance(x, Apply):
+            return whole
+        for k, argument in enumerate(x.arguments):
+            if argument in reading:
+                tangents = tuple(whole if j == k else ZERO for j in range(len(x.arguments)))
+                parts[argument].append(x.function.tangent(x, x.arguments, tangents))
+    return ZERO

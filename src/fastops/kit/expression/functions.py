@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from .nodes import Apply, Function, Node, Number, Tangents, call, number
+from .nodes import Apply, Function, Node, Number, Tangents, call
 from .tangent import ZERO, Tangent, choose
 
 FUNCTIONS: dict[str, Function] = {}
@@ -61,33 +61,36 @@ def _constant(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Tan
 
 def _unary(
     name: str,
-    derivative: Callable[[Node, Node], Node | float],
+    derivative: Callable[[Tangent, Node, Node], Tangent],
     torch: str | None = None,
     c: str | None = None,
     short: str = "",
     steps: bool = False,
 ) -> None:
-    """A function of x with ``derivative(x, out)``; spelled as its name says unless told otherwise."""
+    """Add a function of x. ``derivative(t, x, out)`` is t times its derivative. Its name is its spelling by default.
+
+    A derivative that divides is written t / x, not t * (1 / x): 1 / x of a denormal x is infinite.
+    """
 
     def tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Tangent:
-        return tangents[0] * derivative(arguments[0], out)
+        return derivative(tangents[0], arguments[0], out)
 
     _row(name, 1, torch or f"torch.{name}({{0}})", c or f"{name}{{f}}({{0}})", tangent, short=short, steps=steps)
 
 
 def _binary(
     name: str,
-    by_first: Callable[[Node, Node, Node], Node | float],
-    by_second: Callable[[Node, Node, Node], Node | float],
+    by_first: Callable[[Tangent, Node, Node, Node], Tangent],
+    by_second: Callable[[Tangent, Node, Node, Node], Tangent],
     torch: str | None = None,
     c: str | None = None,
     steps: bool = False,
 ) -> None:
-    """A function of two numbers a, b with its partial derivatives, both given (a, b, out)."""
+    """Add a function of a and b. ``by_first(t, a, b, out)`` is t times its derivative by a, ``by_second`` that by b."""
 
     def tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Tangent:
         (a, b), (ta, tb) = arguments, tangents
-        return ta * by_first(a, b, out) + tb * by_second(a, b, out)
+        return by_first(ta, a, b, out) + by_second(tb, a, b, out)
 
     _row(name, 2, torch or f"torch.{name}({{0}}, {{1}})", c or f"{name}{{f}}({{0}}, {{1}})", tangent, steps=steps)
 
@@ -106,29 +109,12 @@ def _truth(name: str, arity: int, torch: str, c: str, *, of_truths: bool = False
 _row("+", 2, "{0} + {1}", "{0} + {1}", lambda out, args, tangents: tangents[0] + tangents[1])
 _row("-", 2, "{0} - {1}", "{0} - {1}", lambda out, args, tangents: tangents[0] - tangents[1])
 _row("neg", 1, "-{0}", "-{0}", lambda out, args, tangents: -tangents[0])
-_binary("*", lambda a, b, y: b, lambda a, b, y: a, "{0} * {1}", "{0} * {1}")
+_binary("*", lambda t, a, b, y: t * b, lambda t, a, b, y: t * a, "{0} * {1}", "{0} * {1}")
 
 
 def _quotient_tangent(y: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Tangent:
     b, (ta, tb) = arguments[1], tangents
-    logistic = _logistic(b, tb.value)
-    if logistic:
-        # e^z / (c + e^z) is 1 - c / (c + e^z), which stays finite where e^z does not.
-        c, tz = logistic
-        return ta / b - Tangent(tz, tb.mask, tb.mask is None) * (1 - c / b) * y
-    return (ta - tb * y) / b
-
-
-def _logistic(b: Node, tb: Node) -> tuple[Node, Node] | None:
-    """c and z's tangent of ``b`` = c + e^z, whose tangent is ``tb`` = z's tangent * e^z, if c is a number."""
-    if isinstance(b, Apply) and b.function.name == "+":
-        c, power = b.arguments if isinstance(b.arguments[0], Number) else b.arguments[::-1]
-        if isinstance(c, Number) and isinstance(power, Apply) and power.function.name == "exp":
-            if tb is power:
-                return c, number(1.0)
-            if isinstance(tb, Apply) and tb.function.name == "*" and tb.arguments[1] is power:
-                return c, tb.arguments[0]
-    return None
+    return ta / b - tb * y / b  # b * b may overflow
 
 
 _row(
@@ -143,8 +129,8 @@ _row(
 # Python's and torch's: the result has the sign of b. fmod's has the sign of a.
 _binary(
     "%",
-    lambda a, b, y: 1.0,
-    lambda a, b, y: -call("round", (a - y) / b),  # floor(a / b) may be one off where that is rounded
+    lambda t, a, b, y: t,
+    lambda t, a, b, y: -(t * call("round", (a - y) / b)),  # floor(a / b) may be one off where that is rounded
     "torch.remainder({0}, {1})",
     "kit_remainder(fmod{f}({0}, {1}), {1})",
     steps=True,
@@ -168,61 +154,108 @@ _row(
 
 # Exponentials and logarithms
 
-_unary("exp", lambda x, y: y, short="kit_exp({0})")
-_unary("exp2", lambda x, y: y * math.log(2))
-_unary("expm1", lambda x, y: y + 1)
-_unary("log", lambda x, y: 1 / x, steps=True)
-_unary("log2", lambda x, y: 1 / (x * math.log(2)), steps=True)
-_unary("log10", lambda x, y: 1 / (x * math.log(10)), steps=True)
-_unary("log1p", lambda x, y: 1 / (x + 1), steps=True)
+
+def _exp_tangent(t: Tangent, x: Node, y: Node) -> Tangent:
+    """Return t * e^x. If t was divided by c + e^x, as in a logistic function, t * (e^x / (c + e^x)).
+
+    That quotient stays finite where e^x does not, and is written so that it keeps its digits near 0 and near 1.
+    """
+    d = t.divisor
+    if d is y:
+        return t.undivided()
+    if not (isinstance(d, Apply) and d.function.name == "+" and y in d.arguments):
+        return t * y
+    c = d.arguments[1] if d.arguments[0] is y else d.arguments[0]
+    if not isinstance(c, Number):
+        return t.undivided() * (y / d)
+    is_small = call("<", y, abs(c.value))
+    return t.undivided() * (_where(is_small, y, -c) / d + _where(is_small, 0.0, 1.0))  # y / d, else 1 - c / d
+
+
+_unary("exp", _exp_tangent, short="kit_exp({0})")
+_unary("exp2", lambda t, x, y: t * y * math.log(2))
+_unary("expm1", lambda t, x, y: t * call("exp", x))  # y + 1 loses its digits where y is near -1
+_unary("log", lambda t, x, y: t / x, steps=True)
+_unary("log2", lambda t, x, y: t / x / math.log(2), steps=True)  # x * log(2) of a denormal x would lose digits
+_unary("log10", lambda t, x, y: t / x / math.log(10), steps=True)
+_unary("log1p", lambda t, x, y: t / (x + 1), steps=True)
 # e^-x may be inf, and 1 / inf is right.
-_unary("sigmoid", lambda x, y: y * (1 - y), c="1 / (1 + exp{f}(-{0}))", short="kit_ratio(1.0f, 1 + kit_exp(-{0}))")
+_unary(
+    "sigmoid",
+    lambda t, x, y: t * (y * (1 - y)),
+    c="1 / (1 + exp{f}(-{0}))",
+    short="kit_ratio(1.0f, 1 + kit_exp(-{0}))",
+)
 
 # Powers and roots
 
-_unary("sqrt", lambda x, y: 0.5 / y, steps=True)
-_unary("rsqrt", lambda x, y: -0.5 * y * y * y, steps=True)
+_unary("sqrt", lambda t, x, y: t / (2 * y), steps=True)
+_unary("rsqrt", lambda t, x, y: t * (-0.5 * y) * y * y, steps=True)
 
 
 def _power_tangent(y: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Tangent:
+    """Return the tangent of y = a^b. If b < 0, it has y / a for a^(b - 1), which may overflow where y does not."""
     (a, b), (ta, tb) = arguments, tangents
-    by_base = ta * (b * call("pow", a, b - 1))
     if isinstance(b, Number):
-        return by_base if b.value else ZERO
+        if b.value >= 0:
+            return ta * call("pow", a, b - 1) * b if b.value else ZERO
+        # -0 + 0 is 0: at a zero the power with a fraction in its exponent is positive.
+        return ta * y * b / (a if b.value.is_integer() else a + 0.0)
+    # Not where b is far below 0: there b - 1 may be rounded to b, and torch takes the sign of that power.
+    divides = call("and", call("<", call("abs", b + 500), 500.0), call("!=", a, 0.0))
+    by_base = ta * _where(divides, y, call("pow", a, b - 1)) * b / _where(divides, a, 1.0)
     at_zero = call("and", call("==", a, 0.0), call(">=", b, 0.0))
-    return choose(call("==", b, 0.0), ZERO, by_base) + tb * _where(at_zero, 0.0, y * call("log", a))
+    return choose(call("==", b, 0.0), ZERO, by_base) + tb * y * _where(at_zero, 0.0, call("log", a))
 
 
 _row("pow", 2, "torch.pow({0}, {1})", "pow{f}({0}, {1})", _power_tangent, steps=True)
-_binary("hypot", lambda a, b, y: a / y, lambda a, b, y: b / y)
+_binary("hypot", lambda t, a, b, y: t * (a / y), lambda t, a, b, y: t * (b / y))
 
 # Trigonometric and hyperbolic
 
-_unary("sin", lambda x, y: call("cos", x))
-_unary("cos", lambda x, y: -call("sin", x))
-_unary("tan", lambda x, y: 1 + y * y)
-_unary("asin", lambda x, y: call("rsqrt", 1 - x * x), steps=True)
-_unary("acos", lambda x, y: -call("rsqrt", 1 - x * x), steps=True)
-_unary("atan", lambda x, y: 1 / (x * x + 1))
+_unary("sin", lambda t, x, y: t * call("cos", x))
+_unary("cos", lambda t, x, y: -(t * call("sin", x)))
+_unary("tan", lambda t, x, y: t * (1 + y * y))
+_unary("asin", lambda t, x, y: t * call("rsqrt", 1 - x * x), steps=True)
+_unary("acos", lambda t, x, y: -(t * call("rsqrt", 1 - x * x)), steps=True)
 
 
-def _over_square(x: Node, a: Node, b: Node) -> Node:
-    square = a * a + b * b
-    return _where(call("==", square, 0.0), 0.0, x / square)
+def _root(x: Node) -> Node:
+    """Return sqrt(x² + 1), also where x² overflows."""
+    return call("hypot", x, 1.0)
 
 
-_binary("atan2", lambda a, b, y: _over_square(b, a, b), lambda a, b, y: _over_square(-a, a, b), steps=True)
-_unary("sinh", lambda x, y: call("cosh", x))
-_unary("cosh", lambda x, y: call("sinh", x))
-_unary("tanh", lambda x, y: 1 - y * y)
-_unary("asinh", lambda x, y: call("rsqrt", x * x + 1))
-_unary("acosh", lambda x, y: call("rsqrt", x * x - 1), steps=True)
-_unary("atanh", lambda x, y: 1 / (1 - x * x), steps=True)
+_unary("atan", lambda t, x, y: t / _root(x) / _root(x))
+
+
+def _radius(a: Node, b: Node) -> Node:
+    """Return the divisor sqrt(a² + b²); at the origin infinity, because torch's derivatives of atan2 are 0 there."""
+    radius = call("hypot", b, a)
+    return _where(call("==", radius, 0.0), math.inf, radius)
+
+
+_binary(
+    "atan2",
+    lambda t, a, b, y: t * (b / _radius(a, b)) / _radius(a, b),
+    lambda t, a, b, y: -(t * (a / _radius(a, b)) / _radius(a, b)),
+    steps=True,
+)
+_unary("sinh", lambda t, x, y: t * call("cosh", x))
+_unary("cosh", lambda t, x, y: t * call("sinh", x))
+_unary("tanh", lambda t, x, y: t * (1 - y * y))
+_unary("asinh", lambda t, x, y: t / _root(x))
+# Two roots, because x² may overflow; of |x|, because torch's derivative is even.
+_unary(
+    "acosh",
+    lambda t, x, y: t / (call("sqrt", call("abs", x) - 1) * call("sqrt", call("abs", x) + 1)),
+    steps=True,
+)
+_unary("atanh", lambda t, x, y: t / (1 - x * x), steps=True)
 
 # The normal distribution's
 
-_unary("erf", lambda x, y: 2 / math.sqrt(math.pi) * call("exp", -(x * x)))
-_unary("erfc", lambda x, y: -2 / math.sqrt(math.pi) * call("exp", -(x * x)))
+_unary("erf", lambda t, x, y: t * call("exp", -(x * x)) * (2 / math.sqrt(math.pi)))
+_unary("erfc", lambda t, x, y: t * call("exp", -(x * x)) * (-2 / math.sqrt(math.pi)))
 
 # Rounding, signs and parts
 
@@ -231,9 +264,16 @@ _step("ceil")
 _step("trunc")
 _step("round", c="rint{f}({0})")  # halves to even, as torch's and Python's
 _step("sign", c="kit_sign({0})")
-_unary("abs", lambda x, y: call("sign", x), c="fabs{f}({0})")
-_binary("fmod", lambda a, b, y: 1.0, lambda a, b, y: -call("trunc", a / b), steps=True)
-_binary("copysign", lambda a, b, y: _where(call("==", a, 0.0), 0.0, y / a), lambda a, b, y: 0.0, steps=True)
+_unary("abs", lambda t, x, y: t * call("sign", x), c="fabs{f}({0})")
+_binary("fmod", lambda t, a, b, y: t, lambda t, a, b, y: -(t * call("trunc", a / b)), steps=True)
+
+
+def _copysign_first(t: Tangent, a: Node, b: Node, y: Node) -> Tangent:
+    """Return t * y / a, as torch has it: 0 at 0, NaN at infinity. Without a division its derivative is 0."""
+    return t * _where(call("isfinite", a), call("sign", a) * call("copysign", 1.0, b), math.nan)
+
+
+_binary("copysign", _copysign_first, lambda t, a, b, y: ZERO, steps=True)
 
 # Choices. Where two arguments tie, min and max share the gradient, as torch's do. NaN goes through min, max, clamp and
 # relu; fmin and fmax prefer the other argument.
@@ -243,12 +283,8 @@ def _extreme(beaten: str) -> Rule:
     def tangent(out: Node, arguments: tuple[Node, ...], tangents: Tangents) -> Tangent:
         (a, b), (ta, tb) = arguments, tangents
         share = _where(call("==", a, b), 0.5, 1.0)
-        both = ta * share + tb * share  # also where one of them is NaN
-        if tb.zero:
-            return choose(call(beaten, a, b), ZERO, both)
-        if ta.zero:
-            return choose(call(beaten, b, a), ZERO, both)
-        return choose(call(beaten, a, b), tb, choose(call(beaten, b, a), ta, both))
+        # Also where one of them is NaN.
+        return choose(call(beaten, a, b), ZERO, ta * share) + choose(call(beaten, b, a), ZERO, tb * share)
 
     return tangent
 

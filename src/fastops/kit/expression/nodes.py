@@ -29,7 +29,7 @@ class Function:
             that ends the names of the C library's functions of floats.
         short: the spelling in CUDA where the result is rounded to a half type; the usual one if empty.
         careful: the same where a step may lie behind the value, as a comparison or ``sqrt``'s edge; ``short`` if empty.
-        tangent: ``tangent(out, arguments, tangents)``, the directional derivative of ``out``.
+        tangent: ``tangent(out, arguments, tangents)``, the directional derivative of ``out``, linear in the tangents.
         truth: whether the result is a truth value.
         conditions: the arguments that are truth values.
         steps: whether a small change of an argument may change the value by much, or make it NaN.
