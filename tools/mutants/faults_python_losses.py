@@ -203,8 +203,8 @@ FAULTS = (
         ("linear_cross_entropy",),
         "src/fastops/ops/linear_cross_entropy.py",
         "A vector of features beside probabilities is refused.",
-        "if rows != 1:",
-        "if rows > 1:",
+        "target.flatten(0, rows - 1) if rows else target.unsqueeze(0)",
+        "target.flatten(0, rows - 1)",
     ),
     Fault(
         "py-linear-cross-entropy-index-of-several",

@@ -272,7 +272,7 @@ FAULTS = (
         LINEAR_LOSSES,
         "src/fastops/families/slices.py",
         'save="auto" keeps all logits, of whatever size.',
-        "    fitting = max(MOST_KEPT // of_class // width * width, 0)\n    return Slices(width, min(fitting, most))\n",
+        "    fitting = MOST_KEPT // class_bytes // width * width\n    return Slices(width, min(fitting, most))\n",
         "    return Slices(width, most)\n",
     ),
 )
