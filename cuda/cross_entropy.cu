@@ -87,6 +87,7 @@ struct Forward {
   using Sum = LikelihoodSum<A, General>;
   using PartNumbers = Vector<A, kPartNumbers>;
   static constexpr plan::row::Ops kOp = plan::row::kLikelihood;
+  static constexpr bool kPeak = sizeof(A) == 4, kFewRegisters = !General;
   static constexpr int kInputs = 1, kWidth = kRowWidth<T>;
   struct Row {
     const T* input[1];
@@ -132,6 +133,35 @@ struct Forward {
     sum.online.max = exponent.kNone;
     return sum;
   }
+  __device__ A peak(const Sum& sum) const { return sum.online.max; }
+  __device__ A peak(A so_far, const Vector<T, kWidth>& v, int64_t column) const {
+    if constexpr (General)
+      if (cap.cap != 0) return peak_of_capped(so_far, v, column);
+    return exponent.peak(so_far, v);
+  }
+  // u is monotone in z, so that one tanh a vector is enough. It may be a few units below the largest u.
+  __device__ A peak_of_capped(A so_far, const Vector<T, kWidth>& v, int64_t column) const {
+    const int left = static_cast<int>(min(targets.n - column, int64_t{kWidth}));
+    const A sign = cap.ratio < 0 ? A(-1) : A(1);
+    A z[kWidth], largest = exponent.kNone;
+    device::widen(v, z);
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k)
+      if (k < left) largest = fmax(largest, sign * z[k]);
+    return fmax(so_far, cap.of(sign * largest));
+  }
+  __device__ Sum raised(const Sum& sum, A peak) const {
+    Sum raised = {};
+    raised.online = exponent.raised(sum.online, peak);
+    if constexpr (General) raised.other = needs_entropy ? moved(sum, peak) : sum.other;
+    return raised;
+  }
+  __device__ Sum add(const Sum& a, const Sum& b) const {
+    Sum sum = a;
+    sum.online.sum += b.online.sum;
+    if constexpr (General) sum.other += b.other;
+    return sum;
+  }
   __device__ Sum merge(const Sum& a, const Sum& b) const {
     Sum sum = {};
     sum.online = exponent.merge(a.online, b.online);
@@ -144,9 +174,15 @@ struct Forward {
     const A d = exponent.scale * (sum.online.max - max), e = exponent.power(sum.online.max - max);
     return e > 0 ? device::product(e, sum.other + sum.online.sum * d) : A(0);
   }
+  __device__ void add_powers(OnlineSum<A>& sum, const A (&u)[kWidth]) const {
+    if constexpr (kPeak)
+      exponent.add_powers(sum, u);
+    else
+      exponent.add(sum, u);
+  }
   __device__ void add(Sum& sum, const A (&z)[1][kWidth], int64_t column) const {
     if constexpr (!General) {
-      exponent.add(sum.online, z[0]);
+      add_powers(sum.online, z[0]);
     } else {
       const int left = static_cast<int>(min(targets.n - column, int64_t{kWidth}));
       A u[kWidth], terms[kWidth];
@@ -157,7 +193,7 @@ struct Forward {
         for (int k = 0; k < kWidth; ++k) u[k] = k < left ? cap.of(u[k]) : exponent.padding();
       }
       const Sum before = sum;
-      exponent.add(sum.online, u);
+      add_powers(sum.online, u);
       if (needs_entropy) {
 #pragma unroll
         for (int k = 0; k < kWidth; ++k) {
@@ -253,6 +289,7 @@ struct Backward {
   using A = Accumulate;
   using Sum = void;
   static constexpr plan::row::Ops kOp = plan::row::kLikelihoodBackward;
+  static constexpr bool kPeak = false, kFewRegisters = false;
   static constexpr int kInputs = 1, kWidth = kRowWidth<T>;
   // du[j] = p[j]·(of_p + of_plog·log p[j]) - of_weight·w[j], less of_target for the target.
   struct State {

@@ -13,6 +13,8 @@ struct Forward {
   using A = Accumulate;
   using Sum = OnlineSum<A>;
   static constexpr plan::row::Ops kOp = plan::row::kSoftmax;
+  static constexpr bool kPeak = sizeof(A) == 4;  // two powers an element would cost f64 digits
+  static constexpr bool kFewRegisters = true;
   static constexpr int kInputs = 1, kWidth = kRowWidth<T, R>;
   struct Row {
     static constexpr bool skip = false;
@@ -34,11 +36,35 @@ struct Forward {
 
   __device__ Row row(int64_t r) const { return {{input.at(r)}, output + r * n}; }
   __device__ Sum zero() const { return {exponent.kNone, 0}; }
+  __device__ A peak(const Sum& sum) const { return sum.max; }
+  __device__ A peak(A so_far, const Vector<T, kWidth>& v, int64_t) const { return exponent.peak(so_far, v); }
+  __device__ Sum raised(const Sum& sum, A peak) const { return exponent.raised(sum, peak); }
+  __device__ Sum add(const Sum& a, const Sum& b) const { return {a.max, a.sum + b.sum}; }
   __device__ Sum merge(const Sum& a, const Sum& b) const { return exponent.merge(a, b); }
-  __device__ void add(Sum& sum, const A (&x)[1][kWidth], int64_t) const { exponent.add(sum, x[0]); }
+  // With kPeak the elements become their powers, but stay what they are for the logarithm.
+  __device__ void add(Sum& sum, A (&x)[1][kWidth], int64_t) const {
+    if constexpr (kPeak) {
+      A powers[kWidth];
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) powers[k] = exponent.power(x[0][k], sum.max);
+      sum.sum += device::tree_sum(powers);
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) x[0][k] = log ? x[0][k] : powers[k];
+    } else {
+      exponent.add(sum, x[0]);
+    }
+  }
+  __device__ void prepare(A (&x)[1][kWidth], A peak) const {
+    if (log) return;
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) x[0][k] = exponent.power(x[0][k], peak);
+  }
   __device__ A padding() const { return exponent.padding(); }
   __device__ State finish(const Row&, const Sum& sum, int64_t, bool) const {
     return {sum.max, log ? ::log(sum.sum) : 1 / sum.sum};
+  }
+  __device__ State weighted(const State& of, A peak) const {
+    return {of.max, log ? of.term : exponent.power(peak - of.max) * of.term};
   }
   __device__ void write(const A (&x)[1][kWidth], const Row&, const State& of, int64_t, A (&y)[kWidth]) const {
     if (log) {
@@ -46,7 +72,7 @@ struct Forward {
       for (int k = 0; k < kWidth; ++k) y[k] = exponent.difference(x[0][k], of.max) - of.term;
     } else {
 #pragma unroll
-      for (int k = 0; k < kWidth; ++k) y[k] = exponent.power(x[0][k], of.max) * of.term;
+      for (int k = 0; k < kWidth; ++k) y[k] = (kPeak ? x[0][k] : exponent.power(x[0][k], of.max)) * of.term;
     }
   }
 };
@@ -58,6 +84,7 @@ struct Backward {
   using Accumulate = accumulate_t<T>;
   using A = Accumulate;
   static constexpr plan::row::Ops kOp = plan::row::kSoftmaxBackward;
+  static constexpr bool kPeak = false, kFewRegisters = false;
   static constexpr int kInputs = 2, kWidth = kRowWidth<T, R>;
   struct Sum {
     A sum;

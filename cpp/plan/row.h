@@ -59,14 +59,14 @@ inline constexpr Schedule kFewByClusters[] = {{2, Parts::cluster, kEachShare},
                                               {0, Parts::in_turn, 1}};
 // clang-format off
 inline constexpr Rule kRules[] = {
-    // ops,               vectors,   team,                  shares, schedules,      why: measured on one H100, share of a copy, bf16
+    // ops,               vectors,   team,                  shares, schedules,      why: measured on one H100, or H200 where it says so, share of a copy, bf16
     {kAllOps,             8,         lanes(2, 4),           false,  kOne,           "softmax 1000000x64 0.90, backward 0.88; two vectors a thread 0.96 and 1.02, but less from 500000x128 on"},
     {kAllOps,             16,        lanes(4, 4),           false,  kOne,           "softmax 500000x128 0.98, two vectors a thread 0.94"},
     {kAllOps,             32,        lanes(8, 4),           false,  kOne,           "softmax 32768x256 0.82, two vectors a thread 0.79, eight 0.80"},
     {kAllOps,             64,        lanes(16, 4),          false,  kOne,           "as above"},
     {kAllOps,             128,       lanes(32, 4),          false,  kOne,           "softmax 16384x1024 0.90, two vectors a thread 0.83, eight 0.85"},
-    {kAllOps,             2048,      warps(4),              false,  kOne,           "softmax 4096x16384 0.95, two vectors a thread 0.65, eight 0.92"},
-    {kSoftmax,            INT64_MAX, cluster_warps(512, 8), false,  kClusters,      "512x131072 0.92, four vectors a thread 0.78; read again 0.59"},
+    {kAllOps,             2048,      warps(4),              false,  kOne,           "H200: softmax 4096x16384 0.90, eight vectors a thread 0.96, but 300x16384 0.81 and 0.67"},
+    {kSoftmax,            INT64_MAX, cluster_warps(512, 8), false,  kClusters,      "H200: 512x128256 0.86, four vectors a thread 0.66, eight in blocks of 256 0.87"},
     {kSoftmaxBackward,    INT64_MAX, cluster_warps(512, 4), false,  kClusters,      "512x131072 1.00, eight vectors a thread 0.66; read again 0.61"},
     {kLikelihood,         INT64_MAX, cluster_warps(512, 4), true,   kFewByClusters, "8192x128256 1.01, read once by one block; by clusters, for few rows to fill the card: 64x128256 0.42"},
     {kLikelihoodBackward, INT64_MAX, cluster_warps(512, 4), false,  kApart,         "8192x128256 1.00"},
@@ -105,6 +105,19 @@ constexpr int rule_of(const Problem& problem) {
     ++number;
   }
   return number;
+}
+
+// Whether some row of the operator is divided into parts in this way by this rule.
+constexpr bool reaches(int number, Ops op, Parts parts) {
+  const Rule& rule = kRules[number];
+  int64_t shorter = 0;  // vectors of the longest row that an earlier rule has
+  for (int k = 0; k < number; ++k)
+    if ((kRules[k].ops & op) != 0) shorter = kRules[k].up_to;
+  if (parts == Parts::one)
+    return rule.team.team != Team::cluster_warps || shorter < int64_t{rule.team.threads} * rule.team.each;
+  for (const Schedule& schedule : rule.schedules)
+    if (schedule.parts == parts) return true;
+  return false;
 }
 
 struct Plan {

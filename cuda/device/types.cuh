@@ -90,6 +90,29 @@ __device__ inline unsigned narrow_pair<bf16>(float first, float second) {
 }
 #endif
 
+// The larger numbers of two pairs, element by element. The other number stands for a NaN.
+template <class T>
+__device__ inline unsigned max_pairs(unsigned a, unsigned b) {
+  float x[2], y[2];
+  widen_pair<T>(a, x[0], x[1]);
+  widen_pair<T>(b, y[0], y[1]);
+  return narrow_pair<T>(fmaxf(x[0], y[0]), fmaxf(x[1], y[1]));
+}
+#if __CUDA_ARCH__ >= 800
+template <>
+__device__ inline unsigned max_pairs<f16>(unsigned a, unsigned b) {
+  unsigned larger;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}
+template <>
+__device__ inline unsigned max_pairs<bf16>(unsigned a, unsigned b) {
+  unsigned larger;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+}
+#endif
+
 // Sums of two pairs, rounded: the same as by way of f32, which has twice their digits and two more.
 template <class T>
 __device__ inline unsigned add_pairs(unsigned a, unsigned b) {

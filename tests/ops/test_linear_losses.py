@@ -317,7 +317,8 @@ def test_memory(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     make = Make(cuda, torch.bfloat16)
     x, w, target = make(rows, features), make(classes, features, scale=0.03), make.integers(rows, below=classes)
     gradients = 2 * features * (rows + classes)
-    torch.mm(x, w.mT)  # the first product allocates cuBLAS's workspace
+    warm = leaves(x[:1], w)  # the first products allocate cuBLAS's workspaces, one for each thread
+    torch.autograd.grad(torch.mm(warm[0], warm[1].mT).sum(), warm)
     for save, most in (
         ("logits", gradients + 2 * rows * classes),
         ("none", gradients + 4 * rows * features + (33 << 20)),

@@ -31,8 +31,8 @@ FAULTS = on_cuda(
             LOSSES,
             "cuda/engine/row/row_kernel.cuh",
             "Of the longest rows every share adds the parts of the first.",
-            "sum = op.merge(sum, sum_of_part(first + part));",
-            "sum = op.merge(sum, sum_of_part(first_part + part));",
+            "sum_of_share(first_part + share * parts_of_share)",
+            "sum_of_share(first_part)",
         ),
         Fault(
             "cuda-rows-vector-behind-the-end",
@@ -94,8 +94,8 @@ FAULTS = on_cuda(
             ("log_prob", "cross_entropy"),
             "cuda/engine/row/row_kernel.cuh",
             "The order in which a long row is added up depends on how many rows there are.",
-            "tell_cluster(sum, cluster_sums, rank * shares + share, shape.blocks, share == 0);",
-            "tell_cluster(sum, cluster_sums, share * shape.blocks + rank, shape.blocks, share == 0);",
+            "tell_cluster(of_share, cluster_sums, rank * shares + share, blocks, share == 0);",
+            "tell_cluster(of_share, cluster_sums, share * blocks + rank, blocks, share == 0);",
         ),
         Fault(
             "cuda-rows-clusters-on-the-default-stream",
@@ -103,8 +103,8 @@ FAULTS = on_cuda(
             (*SOFTMAXES, *LOSSES),
             "cuda/engine/row/launch.cuh",
             "Rows that clusters share run on the default stream.",
-            "? launch_clusters<kKernel>({threads, shape.blocks, 0}, teams, stream, op, shape)",
-            "? launch_clusters<kKernel>({threads, shape.blocks, 0}, teams, nullptr, op, shape)",
+            "status = launch_clusters<kKernel>({threads, shape.blocks, 0}, teams, stream, op, shape);",
+            "status = launch_clusters<kKernel>({threads, shape.blocks, 0}, teams, nullptr, op, shape);",
         ),
         Fault(
             "cuda-entropy-of-a-larger-scale",

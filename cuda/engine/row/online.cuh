@@ -5,8 +5,11 @@
 #include <cmath>
 
 #include "device/math.cuh"
+#include "device/vector.cuh"
 
 namespace fastops::FASTOPS_ARCH {
+
+using device::Vector;
 
 // max: the largest of sign·x, sign that of the scale.
 template <class A>
@@ -52,6 +55,38 @@ struct Exponent {
     const bool less = a.max < b.max;
     const A larger = less ? b.max : a.max, smaller = less ? a.max : b.max;
     return {larger, fma(less ? a.sum : b.sum, power(smaller - larger), less ? b.sum : a.sum)};
+  }
+  // The larger of `so_far` and the largest sign·x of a vector.
+  template <class T, int W>
+  __device__ A peak(A so_far, const Vector<T, W>& v) const {
+    if constexpr (sizeof(T) == 2 && W % 2 == 0) {
+      const unsigned flip = sign > 0 ? 0 : 0x80008000u;  // the signs of both halves
+      unsigned pair = v.pair[0] ^ flip;
+#pragma unroll
+      for (int k = 1; k < W / 2; ++k) pair = device::max_pairs<T>(pair, v.pair[k] ^ flip);
+      float first, second;
+      device::widen_pair<T>(pair, first, second);
+      return fmax(so_far, fmax(first, second));
+    } else {
+      A x[W];
+      device::widen(v, x);
+#pragma unroll
+      for (int k = 0; k < W; ++k) so_far = fmax(so_far, sign * x[k]);
+      return so_far;
+    }
+  }
+  // The same sum about a peak that is not smaller. The product is rounded: fused with the addition of another lane's sum, it would
+  // differ from lane to lane.
+  __device__ OnlineSum<A> raised(const OnlineSum<A>& sum, A peak) const {
+    return {peak, device::product(sum.sum, power(sum.max - peak))};
+  }
+  // Adds elements of which none is above the sum's peak.
+  template <int W>
+  __device__ void add_powers(OnlineSum<A>& sum, const A (&x)[W]) const {
+    A of[W];
+#pragma unroll
+    for (int k = 0; k < W; ++k) of[k] = power(x[k], sum.max);
+    sum.sum += device::tree_sum(of);
   }
   template <int W>
   __device__ void add(OnlineSum<A>& sum, const A (&x)[W]) const {

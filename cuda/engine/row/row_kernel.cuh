@@ -7,6 +7,12 @@
 //   Sum                   a monoid: zero(), merge(a, b); void: there is none
 //   row(r)                a Row: where row r lies; `skip`: it does not count
 //   add(sum, x, column)   x: of each input the elements of a vector; padding() stands behind a row's last
+//   kPeak                 true: a Sum is relative to a peak, such as the largest element. Before a thread adds its vectors of a
+//                         part, it raises the Sum to their peak: peak(sum), peak(so_far, vector, column), raised(sum, peak).
+//                         Lanes merge by raising their Sums to one peak, and add(a, b) of those. add(sum, x, column) may
+//                         replace x by what write() reads, and prepare(x, peak) replaces x likewise. weighted(state, peak) is
+//                         the State for write(), because x is relative to the thread's peak and not to the row's
+//   kFewRegisters         whether add() and write() need few registers beside x
 //   finish(row, sum, r, first)   the State that write() reads; `first`: of the row's threads the one that may save something
 //   write(x, row, state, column, y)
 //
@@ -26,23 +32,43 @@ struct RowShape {
   int64_t rows, n, first_row;  // first_row: the launch's
   int shares, parts, part;     // of a row; of a share; vectors of a part
   int blocks;                  // of a row, each with as many shares
-  bool cluster;                // they are one
 };
 
 struct NoSum {};
+
+template <int kInputs, int W, class A>
+__device__ inline void copy_values(const A (&from)[kInputs][W], A (&to)[kInputs][W]) {
+#pragma unroll
+  for (int k = 0; k < kInputs; ++k) {
+#pragma unroll
+    for (int i = 0; i < W; ++i) to[k][i] = from[k][i];
+  }
+}
 
 struct RowPart {
   int64_t first;  // element
   int elements;
 };
 
-// Of the most threads, that are to fit a multiprocessor at once: one reads while another writes. More have too few registers: three
-// took cross_entropy's forward over 8192x128256 from 1.01 of a copy to 0.87. For f64 there are none for two.
-template <class Op>
-constexpr int kResidentBlocks = sizeof(typename Op::Accumulate) == 8 ? 1 : 2;
+// Whether add() leaves in registers what write() reads, of a block that has one part. It takes at most 32 of them.
+template <class Op, int kVectors>
+constexpr bool kFitsInRegisters =
+    Op::kPeak && kVectors * Op::kInputs * Op::kWidth * sizeof(typename Op::Accumulate) <= 128;
 
+// Resident blocks per multiprocessor at the largest block size. Two, so that one block loads while the other stores. Three where a
+// thread's vectors take 16 registers as they are summed and written: 0.75 for 0.68 of a copy in cross_entropy 8192x32000, 0.98 for
+// 0.90 in softmax f32 4096x8192 (H200). More registers than that spill. f64 has registers for one block.
 template <class Op, int kVectors, bool Aligned>
-__global__ void __launch_bounds__(kRowWarps * 32, kResidentBlocks<Op>)
+constexpr int resident_blocks() {
+  if (sizeof(typename Op::Accumulate) == 8) return 1;
+  constexpr bool kWrites = !std::is_void_v<typename Op::Out>;
+  constexpr int kBytes =
+      kVectors * Op::kInputs * Op::kWidth * (kWrites ? 4 : static_cast<int>(sizeof(typename Op::In)));
+  return Op::kFewRegisters && Aligned && kBytes <= 64 ? 3 : 2;
+}
+
+template <class Op, int kVectors, bool Aligned, plan::row::Parts kParts>
+__global__ void __launch_bounds__(kRowWarps * 32, resident_blocks<Op, kVectors, Aligned>())
     row_kernel(const __grid_constant__ Op op, const __grid_constant__ RowShape shape) {
   using A = typename Op::Accumulate;
   using In = typename Op::In;
@@ -50,19 +76,25 @@ __global__ void __launch_bounds__(kRowWarps * 32, kResidentBlocks<Op>)
   constexpr int W = Op::kWidth;
   constexpr bool kSums = !std::is_void_v<Sum>, kWrites = !std::is_void_v<typename Op::Out>;
   using Values = A[Op::kInputs][W];
+  constexpr bool kInCluster = kParts == plan::row::Parts::cluster, kInTurn = kParts == plan::row::Parts::in_turn;
+  // One block has the whole row; a block has one part of it.
+  constexpr bool kOneBlock = kParts == plan::row::Parts::one || kInTurn;
+  constexpr bool kOnePart = kParts == plan::row::Parts::one || (kWrites && !kInTurn);
+  constexpr bool kKeeps = kOnePart && kFitsInRegisters<Op, kVectors>;
 
   const int team = blockDim.x, lanes = min(team, 32), warps = team / 32, lane = threadIdx.x % lanes;
   const Turns turns{(static_cast<int>(threadIdx.x) - lane) * kVectors + lane, lane, lanes};
-  const int rank = shape.blocks > 1 ? blockIdx.x % shape.blocks : 0;
-  const int64_t block = shape.blocks > 1 ? blockIdx.x / shape.blocks : blockIdx.x;
-  const int shares = shape.shares / shape.blocks, parts = shares * shape.parts, first_part = rank * parts;
+  const int blocks = kOneBlock ? 1 : shape.blocks, rank = kOneBlock ? 0 : blockIdx.x % blocks;
+  const int64_t block = kOneBlock ? blockIdx.x : blockIdx.x / blocks;
+  const int shares = kOnePart ? 1 : shape.shares / blocks, parts_of_share = kOnePart ? 1 : shape.parts;
+  const int parts = shares * parts_of_share, first_part = rank * parts;
   // Teams beyond the last row take it along: their warp's other teams need them in the sums.
   const int64_t wanted = shape.first_row + block * blockDim.y + threadIdx.y;
   const bool live = wanted < shape.rows;
   const int64_t r = live ? wanted : shape.rows - 1;
 
   __shared__ ClusterSums<Sum> cluster_sums;
-  if (shape.cluster) begin_cluster(cluster_sums);
+  if constexpr (kInCluster) begin_cluster(cluster_sums);
   wait_for_earlier_kernels();
   let_next_kernel_start();
 
@@ -86,38 +118,48 @@ __global__ void __launch_bounds__(kRowWarps * 32, kResidentBlocks<Op>)
       device::widen(held[k][g], x[k]);
     }
   };
+  A peak = 0;  // of the thread's vectors of the part that was loaded last
+  auto raise = [&](auto& sum, const RowPart& part) {
+    if constexpr (Op::kPeak) {
+      peak = op.peak(sum);
+#pragma unroll
+      for (int g = 0; g < kVectors; ++g) {
+        const int i = turns.first + g * turns.lanes;
+        if (i * W >= part.elements) break;
+        peak = op.peak(peak, held[0][g], part.first + i * W);
+      }
+      sum = op.raised(sum, peak);
+    }
+  };
+  Values kept[kKeeps ? kVectors : 1];
   auto sum_of_rows = [&] {
     if constexpr (kSums) {
-      auto sum_of_part = [&](int number) {
-        const RowPart part = part_of(number, n_to_read);
-        load(part);
+      // Each thread adds up its elements of all parts of a share before lanes merge.
+      auto sum_of_share = [&](int first) {
         Sum sum = op.zero();
+        for (int number = first; number < first + parts_of_share; ++number) {
+          const RowPart part = part_of(number, n_to_read);
+          load(part);
+          raise(sum, part);
 #pragma unroll
-        for (int g = 0; g < kVectors; ++g) {
-          const int i = turns.first + g * turns.lanes;
-          if (i * W >= part.elements) break;
-          Values x;
-          widen(g, x);
-          op.add(sum, x, part.first + i * W);
+          for (int g = 0; g < kVectors; ++g) {
+            const int i = turns.first + g * turns.lanes;
+            if (i * W >= part.elements) break;
+            Values x;
+            widen(g, x);
+            op.add(sum, x, part.first + i * W);
+            if constexpr (kKeeps) copy_values(x, kept[g]);
+          }
         }
         return merge_lanes(op, sum, lanes);
       };
-      Sum sum = sum_of_part(first_part);
-      if constexpr (kWrites) {  // a share is a part: in the loops below the row would not stay in registers
-        if (shape.cluster) tell_cluster(sum, cluster_sums, rank, shape.blocks, true);
-        for (int part = 1; part < parts; ++part) sum = op.merge(sum, sum_of_part(part));
-      } else {
-        Sum row_sum = op.zero();
-        for (int share = 0; share < shares; ++share) {
-          const int first = first_part + share * shape.parts;
-          if (share > 0) sum = sum_of_part(first);
-          for (int part = 1; part < shape.parts; ++part) sum = op.merge(sum, sum_of_part(first + part));
-          if (shape.cluster) tell_cluster(sum, cluster_sums, rank * shares + share, shape.blocks, share == 0);
-          row_sum = share == 0 ? sum : op.merge(row_sum, sum);
-        }
-        sum = row_sum;
+      Sum sum;
+      for (int share = 0; share < shares; ++share) {
+        const Sum of_share = sum_of_share(first_part + share * parts_of_share);
+        if constexpr (kInCluster) tell_cluster(of_share, cluster_sums, rank * shares + share, blocks, share == 0);
+        sum = share == 0 ? of_share : op.merge(sum, of_share);
       }
-      if (shape.cluster) return merge_cluster(op, cluster_sums, shape.shares, warps);
+      if constexpr (kInCluster) return merge_cluster(op, cluster_sums, shape.shares, warps);
       return warps > 1 ? merge_warps(op, sum, warps) : sum;
     } else {
       load(part_of(first_part, n_to_read));
@@ -125,10 +167,12 @@ __global__ void __launch_bounds__(kRowWarps * 32, kResidentBlocks<Op>)
     }
   };
 
-  const auto state = op.finish(row, sum_of_rows(), r, live && rank == 0 && threadIdx.x == 0);
+  const auto of_row = op.finish(row, sum_of_rows(), r, live && rank == 0 && threadIdx.x == 0);
   if constexpr (kWrites) {
     using Out = typename Op::Out;
     auto write = [&](const RowPart& part) {
+      auto state = of_row;
+      if constexpr (Op::kPeak) state = op.weighted(of_row, peak);
       VectorStore<Aligned, W, Out> store(row.output + part.first, part.elements, turns);
 #pragma unroll
       for (int g = 0; g < kVectors; ++g) {
@@ -137,17 +181,25 @@ __global__ void __launch_bounds__(kRowWarps * 32, kResidentBlocks<Op>)
         if (Aligned && !own) break;
         Values x;
         A y[W];
-        widen(g, x);
+        if constexpr (kKeeps)
+          copy_values(kept[g], x);
+        else
+          widen(g, x);
+        if constexpr (Op::kPeak && !kKeeps) op.prepare(x, peak);
         op.write(x, row, state, part.first + i * W, y);
         store.put(i, own, g == 0, g == kVectors - 1, device::narrow_all<Out>(y));
       }
     };
-    if (parts == 1 || !kSums) {
+    if constexpr (kOnePart) {
       write(part_of(first_part, shape.n));
     } else {
       write(part_of(parts - 1, shape.n));
       for (int part = parts - 2; part >= 0; --part) {  // the latest are likeliest to be in a cache
         load(part_of(part, n_to_read));
+        if constexpr (kSums) {
+          Sum none = op.zero();
+          raise(none, part_of(part, n_to_read));
+        }
         write(part_of(part, shape.n));
       }
     }

@@ -24,10 +24,22 @@ __device__ inline Sum shuffle_xor(const Sum& sum, int lane) {
 // Over `lanes` neighbouring lanes, a power of two; each has the result.
 template <class Op, class Sum>
 __device__ inline Sum merge_lanes(const Op& op, Sum sum, int lanes) {
+  if constexpr (Op::kPeak) {  // one power a lane, where merge() would take one at each step
+    auto peak = op.peak(sum);
 #pragma unroll
-  for (int lane = 1; lane < 32; lane *= 2)
-    if (lane < lanes) sum = op.merge(sum, shuffle_xor(sum, lane));
-  return sum;
+    for (int lane = 1; lane < 32; lane *= 2)
+      if (lane < lanes) peak = fmax(peak, __shfl_xor_sync(~0u, peak, lane));
+    sum = op.raised(sum, peak);
+#pragma unroll
+    for (int lane = 1; lane < 32; lane *= 2)
+      if (lane < lanes) sum = op.add(sum, shuffle_xor(sum, lane));
+    return sum;
+  } else {
+#pragma unroll
+    for (int lane = 1; lane < 32; lane *= 2)
+      if (lane < lanes) sum = op.merge(sum, shuffle_xor(sum, lane));
+    return sum;
+  }
 }
 
 // Over the warps of a team, each with the sum of its lanes; every thread has the result.
