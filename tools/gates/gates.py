@@ -16,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+import device_code
 import waits as machine_code
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
@@ -293,6 +294,25 @@ def archs(wheel: Wheel) -> str:
     return said
 
 
+def code_size(wheel: Wheel) -> str:
+    """Check that sm_90 has at most the kernels and bytes of each family that device_code.csv allows."""
+    if 90 not in map(int, wheel.build["cubins"]):  # type: ignore[call-overload]
+        return "no code of sm_90"
+    cubins = wheel.folder / "cubins"
+    cubins.mkdir()
+    run(cuobjdump(), "--extract-elf", "sm_90.cubin", str(wheel.library), folder=cubins)
+    families = device_code.limits()
+    found = device_code.sizes(sorted(cubins.glob("*.sm_90.cubin")), families)
+    if found["all"].kernels == 0:
+        raise Failed("cuobjdump extracted no kernel of sm_90")
+    said = "; ".join(f"{limit.family} {found[limit.family]}" for limit in families)
+    for limit in families:
+        size = found[limit.family]
+        if size.kernels > limit.kernels or size.bytes > limit.megabytes * 1e6:
+            raise Failed(f"{limit.family} may have {limit.kernels} kernels, {limit.megabytes} MB: {said}")
+    return said
+
+
 def waits(wheel: Wheel) -> str:
     """Every kernel that may be launched early waits for those before it, in its machine code (cuda/dependent.cuh)."""
     archs = sorted(int(arch) for arch in map(str, wheel.build["cubins"]) if int(arch) >= 90)  # type: ignore[call-overload]
@@ -330,12 +350,12 @@ def paths(wheel: Wheel) -> str:
 
 GATES = (
     *(name, tag, metadata, twine, contents, record, size, sbom),
-    *(needed, symbols, libc, python_abi, torch_abi, levels, archs, waits, paths),
+    *(needed, symbols, libc, python_abi, torch_abi, levels, archs, code_size, waits, paths),
 )
 
 
-def run(*command: str, ok: tuple[int, ...] = (0,)) -> str:
-    result = subprocess.run(command, capture_output=True, text=True)
+def run(*command: str, ok: tuple[int, ...] = (0,), folder: Path | None = None) -> str:
+    result = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     if result.returncode not in ok:
         raise Failed(f"{Path(command[0]).name} ended with {result.returncode}: {result.stdout}{result.stderr}".strip())
     return result.stdout
