@@ -1,9 +1,10 @@
-// cross_entropy and log_prob: of each row the logarithm of Σ e^u, the target's u and, where asked for, Σ w·u or the entropy; and the
-// gradient of the logits, which is elementwise in them. The formulas are in problem/cross_entropy.h.
+// cross_entropy and log_prob: of each row the logarithm of Σ e^u, the target's u and, where asked for, Σ w·u or the
+// entropy; and the gradient of the logits, which is elementwise in them. The formulas are in problem/cross_entropy.h.
 #include "problem/cross_entropy.h"
 
 #include "engine/row/launch.cuh"
 #include "engine/row/online.cuh"
+#include "engine/row/rows.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
@@ -67,7 +68,8 @@ struct Targets {
   __device__ A each(A smoothing) const { return smoothing / static_cast<A>(classes); }
 };
 
-// What the sums of a row are of. `general`: of u with a cap, with Σ w·u, or with Σ e^(u - max)·(u - max); else of Σ e^u alone.
+// What the sums of a row are of. `general`: of u with a cap, with Σ w·u, or with Σ e^(u - max)·(u - max); else of Σ e^u
+// alone.
 template <class A, bool General>
 struct LikelihoodSum {
   OnlineSum<A> online;
@@ -78,7 +80,7 @@ struct alignas(16) LikelihoodSum<A, true> {
   A other;
 };
 
-template <class T, bool General>
+template <class T, bool General, int W>
 struct Forward {
   using In = T;
   using Out = void;
@@ -86,9 +88,11 @@ struct Forward {
   using A = Accumulate;
   using Sum = LikelihoodSum<A, General>;
   using PartNumbers = Vector<A, kPartNumbers>;
-  static constexpr plan::row::Ops kOp = plan::row::kLikelihood;
-  static constexpr bool kPeak = sizeof(A) == 4, kFewRegisters = !General;
-  static constexpr int kInputs = 1, kWidth = kRowWidth<T>;
+  static constexpr plan::row::Ops kOp = General ? plan::row::kLikelihoodGeneral : plan::row::kLikelihood;
+  static constexpr bool kPeak = sizeof(A) == 4, kPowers = true, kCenter = false, kResidual = false;
+  static constexpr int kInputs = 1, kWidth = W, kColumns = 0;
+  template <class Form>
+  static constexpr int kResidentThreads = resident_threads<Forward, Form>(!General);
   struct Row {
     const T* input[1];
     int64_t target;
@@ -267,7 +271,7 @@ struct Forward {
 constexpr int kMergeThreads = 128;
 template <class A>
 __global__ void __launch_bounds__(kMergeThreads)
-    merge_kernel(const __grid_constant__ Forward<A, true> op, const A* found, int64_t count, int64_t rows) {
+    merge_kernel(const __grid_constant__ Forward<A, true, 1> op, const A* found, int64_t count, int64_t rows) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
   const int64_t r = int64_t{blockIdx.x} * kMergeThreads + threadIdx.x;
@@ -276,21 +280,23 @@ __global__ void __launch_bounds__(kMergeThreads)
 template <class A>
 int merge(const LikelihoodMerge& a, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(ceil_div(a.rows, kMergeThreads));
-  return launch_kernel(&merge_kernel<A>, launch_config(blocks, kMergeThreads, stream), Forward<A, true>(a),
+  return launch_kernel(&merge_kernel<A>, launch_config(blocks, kMergeThreads, stream), Forward<A, true, 1>(a),
                        static_cast<const A*>(a.found), a.count, a.rows);
 }
 
 // `general`: with a cap, smoothing or an entropy's gradient.
-template <class T, bool General>
-struct Backward {
+template <class T, bool General, int W>
+struct Backward : WithoutSum {
   using In = T;
   using Out = T;
   using Accumulate = accumulate_t<T>;
   using A = Accumulate;
-  using Sum = void;
-  static constexpr plan::row::Ops kOp = plan::row::kLikelihoodBackward;
-  static constexpr bool kPeak = false, kFewRegisters = false;
-  static constexpr int kInputs = 1, kWidth = kRowWidth<T>;
+  static constexpr plan::row::Ops kOp =
+      General ? plan::row::kLikelihoodGeneralBackward : plan::row::kLikelihoodBackward;
+  static constexpr bool kPeak = false, kPowers = true, kCenter = false, kResidual = false;
+  static constexpr int kInputs = 1, kWidth = W, kColumns = 0;
+  template <class Form>
+  static constexpr int kResidentThreads = resident_threads<Backward, Form>(false);
   // du[j] = p[j]·(of_p + of_plog·log p[j]) - of_weight·w[j], less of_target for the target.
   struct State {
     A lse, of_p, of_plog, of_weight, of_target;
@@ -357,7 +363,7 @@ struct Backward {
     return of;
   }
   __device__ A padding() const { return 0; }
-  __device__ int finish(const Row&, NoSum, int64_t, bool) const { return 0; }
+  __device__ int finish(const Row&, int64_t, bool) const { return 0; }
   __device__ void write(const A (&z)[1][kWidth], const Row& row, int, int64_t column, A (&y)[kWidth]) const {
     const State& of = row.of;
     const int64_t from_column = row.target - column;
@@ -399,14 +405,15 @@ struct Backward {
   }
 };
 
-template <template <class, bool> class Op, class Problem>
-int launch(const Problem& a, bool general, const void* output, void* stream) {
+template <plan::row::Ops kPlain, plan::row::Ops kGeneral, template <class, bool, int> class Op, class Problem>
+int launch(const Problem& a, bool general, void* stream) {
   return dispatch(a.dtype, [&](auto t) -> int {
     using T = typename decltype(t)::type;
     return dispatch_bool(general, [&](auto is_general) -> int {
-      using Kernel = Op<T, decltype(is_general)::value || sizeof(T) == 8>;  // the kernels of f64 are the largest
-      return launch_rows(Kernel(a), {Kernel::kOp, a.dtype, a.dtype, a.n}, a.rows, {a.logits}, output,
-                         static_cast<cudaStream_t>(stream));
+      constexpr bool kIsGeneral = decltype(is_general)::value || sizeof(T) == 8;  // the kernels of f64 are the largest
+      constexpr plan::row::Ops kOp = kIsGeneral ? kGeneral : kPlain;
+      return launch_rows<kOp, T, T>({kOp, a.dtype, a.dtype, a.n}, a.rows, static_cast<cudaStream_t>(stream),
+                                    [&](auto width) { return Op<T, kIsGeneral, decltype(width)::value>(a); });
     });
   });
 }
@@ -414,7 +421,8 @@ int launch(const Problem& a, bool general, const void* output, void* stream) {
 }  // namespace
 
 int likelihood(const LikelihoodForward& a, void* stream) {
-  return launch<Forward>(a, a.softcap != 0 || a.smoothing != 0 || a.needs_entropy, nullptr, stream);
+  return launch<plan::row::kLikelihood, plan::row::kLikelihoodGeneral, Forward>(
+      a, a.softcap != 0 || a.smoothing != 0 || a.needs_entropy, stream);
 }
 
 int likelihood_merge(const LikelihoodMerge& a, void* stream) {
@@ -423,7 +431,8 @@ int likelihood_merge(const LikelihoodMerge& a, void* stream) {
 }
 
 int likelihood_backward(const LikelihoodBackward& a, void* stream) {
-  return launch<Backward>(a, a.softcap != 0 || a.smoothing != 0 || a.grad_entropy.data, a.grad_input, stream);
+  return launch<plan::row::kLikelihoodBackward, plan::row::kLikelihoodGeneralBackward, Backward>(
+      a, a.softcap != 0 || a.smoothing != 0 || a.grad_entropy.data, stream);
 }
 
 }  // namespace fastops::FASTOPS_ARCH

@@ -5,7 +5,6 @@
 
 #include "dispatch.cuh"
 #include "plan/norm_backward.h"
-#include "plan/norm_forward.h"
 
 namespace fastops::FASTOPS_ARCH {
 
@@ -15,14 +14,7 @@ constexpr plan::Bits kProblem = (N == Norm::layer ? plan::kLayer : plan::kRms) |
                                                                                   : sizeof(P) == 4 ? plan::kHalfF32
                                                                                                    : plan::kHalf);
 
-// The table that the launchers of one direction read.
-struct ForwardTable {
-  using Plan = plan::norm_forward::Plan;
-  using Kernel = plan::norm_forward::Kernel;
-  static constexpr int kCount = plan::norm_forward::kCount;
-  static constexpr auto& rules = plan::norm_forward::kRules;
-  static constexpr auto& forms = plan::norm_forward::kForms;
-};
+// The table that the launchers of the backward read.
 struct BackwardTable {
   using Plan = plan::norm_backward::Plan;
   using Kernel = plan::norm_backward::Kernel;

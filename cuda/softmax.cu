@@ -1,11 +1,12 @@
 // softmax: e^(u - max) / Σ e^(u - max) of u = scale·x, its logarithm u - max - log Σ, and their gradients.
 #include "engine/row/launch.cuh"
 #include "engine/row/online.cuh"
+#include "engine/row/rows.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
-template <class T, class R>
+template <class T, class R, int W>
 struct Forward {
   using In = T;
   using Out = R;
@@ -14,8 +15,10 @@ struct Forward {
   using Sum = OnlineSum<A>;
   static constexpr plan::row::Ops kOp = plan::row::kSoftmax;
   static constexpr bool kPeak = sizeof(A) == 4;  // two powers an element would cost f64 digits
-  static constexpr bool kFewRegisters = true;
-  static constexpr int kInputs = 1, kWidth = kRowWidth<T, R>;
+  static constexpr bool kPowers = true, kCenter = false, kResidual = false;
+  static constexpr int kInputs = 1, kWidth = W, kColumns = 0;
+  template <class Form>
+  static constexpr int kResidentThreads = resident_threads<Forward, Form>(true);
   struct Row {
     static constexpr bool skip = false;
     const T* input[1];
@@ -77,15 +80,17 @@ struct Forward {
   }
 };
 
-template <class T, class R>
+template <class T, class R, int W>
 struct Backward {
   using In = T;
   using Out = R;
   using Accumulate = accumulate_t<T>;
   using A = Accumulate;
   static constexpr plan::row::Ops kOp = plan::row::kSoftmaxBackward;
-  static constexpr bool kPeak = false, kFewRegisters = false;
-  static constexpr int kInputs = 2, kWidth = kRowWidth<T, R>;
+  static constexpr bool kPeak = false, kPowers = true, kCenter = false, kResidual = false;
+  static constexpr int kInputs = 2, kWidth = W, kColumns = 0;
+  template <class Form>
+  static constexpr int kResidentThreads = resident_threads<Backward, Form>(false);
   struct Sum {
     A sum;
   };
@@ -156,8 +161,9 @@ int softmax(const Softmax& a, void* stream) {
     using T = typename decltype(t)::type;
     using R = typename decltype(r)::type;
     if constexpr (sizeof(R) >= sizeof(T))
-      return launch_rows(Forward<T, R>(a), {Forward<T, R>::kOp, a.dtype, a.result, a.n}, a.rows, {a.input}, a.output,
-                         static_cast<cudaStream_t>(stream));
+      return launch_rows<plan::row::kSoftmax, T, R>(
+          {plan::row::kSoftmax, a.dtype, a.result, a.n}, a.rows, static_cast<cudaStream_t>(stream),
+          [&](auto width) { return Forward<T, R, decltype(width)::value>(a); });
     return cudaErrorInvalidValue;
   });
 }
@@ -167,8 +173,9 @@ int softmax_backward(const SoftmaxBackward& a, void* stream) {
     using T = typename decltype(t)::type;
     using R = typename decltype(r)::type;
     if constexpr (sizeof(R) <= sizeof(T))
-      return launch_rows(Backward<T, R>(a), {Backward<T, R>::kOp, a.dtype, a.result, a.n}, a.rows, {a.grad, a.output},
-                         a.grad_input, static_cast<cudaStream_t>(stream));
+      return launch_rows<plan::row::kSoftmaxBackward, T, R>(
+          {plan::row::kSoftmaxBackward, a.dtype, a.result, a.n}, a.rows, static_cast<cudaStream_t>(stream),
+          [&](auto width) { return Backward<T, R, decltype(width)::value>(a); });
     return cudaErrorInvalidValue;
   });
 }

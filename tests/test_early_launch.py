@@ -19,7 +19,7 @@ from fastops._driver import probe
 from fastops.selftest.bits import same_bits
 
 HALF = torch.bfloat16
-# Of every kind of kernel: lanes, blocks, ragged rows, narrow vectors, rings, clusters, few rows and many.
+# Rows for every kind of kernel: lanes, teams of a block, words, 8 bytes, rings, clusters, parts in turn; few and many.
 SIZES = [
     (1, 12288),
     (37, 769),
@@ -35,6 +35,8 @@ SIZES = [
     (70, 40000),
     (40, 131072),
     (5, 150000),
+    (40, 20003),
+    (5, 300000),
 ]
 every_size = pytest.mark.parametrize(("rows", "n"), SIZES)
 seeds = pytest.mark.parametrize("seed", range(3))

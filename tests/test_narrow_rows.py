@@ -14,8 +14,8 @@ from fastops.cases import Make
 from fastops.cases import norms as formulas
 from fastops.selftest.bits import same_bits
 
-# Some between the bounds of the rules, too.
-LENGTHS = tuple(sorted({100, 300, 1500, 2500, 12284, *lengths("norm_forward", "8 bytes", most=20000)}))
+# The bounds of the rules, and some lengths between them.
+LENGTHS = tuple(sorted({100, 300, 1500, 2500, 12284, *lengths("row", "8 bytes", most=20000)}))
 
 
 @every_added
@@ -25,7 +25,7 @@ LENGTHS = tuple(sorted({100, 300, 1500, 2500, 12284, *lengths("norm_forward", "8
 def test_values_and_fewer_rows(
     added: Any, norm: Any, parameters: int, n: int, given: str, dtype: torch.dtype, cuda: torch.device
 ) -> None:
-    # Many: more than a card of 148 multiprocessors has at once, so that where they may they go by twos, one left alone.
+    # More rows than a card of 148 multiprocessors has at once; the last block is not full where blocks have several.
     rows = 5401 if n <= 2500 else 2701
     x, r, affine = inputs(Make(cuda, dtype), parameters, rows=rows, n=n)
     affine = [] if given == "none" else [p.float() if given == "float32" else p for p in affine]

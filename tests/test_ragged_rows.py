@@ -18,9 +18,9 @@ from fastops.selftest.bits import same_bits
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
-# The bounds of the CUDA kernels' rules, some between them, and all that a vector of the CPU's may leave.
-RAGGED = tuple(sorted({*range(1, 41), 403, 1500, 3001, *lengths("norm_forward", "words", "elements", most=20000)}))
-WHOLE = lengths("norm_forward", "16 bytes", dtypes=("bf16", "f32"), most=40000)
+# The bounds of the CUDA kernels' rules, some lengths between them, and all that a vector of the CPU's may leave.
+RAGGED = tuple(sorted({*range(1, 41), 403, 1500, 3001, *lengths("row", "words", most=20000)}))
+WHOLE = lengths("row", "16 bytes", dtypes=("bf16", "f32"), most=40000)
 
 
 @every_added
@@ -58,9 +58,7 @@ def test_a_rows_bits_do_not_depend_on_where_it_lies(
 def test_a_rows_bits_do_not_depend_on_how_many_there_are(
     added: Any, norm: Any, parameters: int, dtype: torch.dtype, n: int, device: torch.device
 ) -> None:
-    """Not where few rows, or all that the card takes at once, have a kernel of their own either; parameters in both
-    dtypes that they may have.
-    """
+    """A block has one row or several, by their number; parameters have both dtypes that they may have."""
     rows_in_all = 300 if device.type == "cpu" else 5001 if n <= 1024 else 1100
     x, r, affine = inputs(Make(device, dtype), parameters, rows=rows_in_all, n=n)
     for given in (affine, [p.float() for p in affine]):

@@ -1,4 +1,4 @@
-"""The norms over rows of more than 20 KB, which the blocks of a cluster share on CUDA."""
+"""The norms over rows of several parts on CUDA: those of the blocks of a cluster, or of one block in turn."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fastops.cases import Make
 from fastops.cases import norms as formulas
 from fastops.selftest.bits import same_bits
 
-# From the shortest on that blocks of a cluster share.
-LONG = [n for n in lengths("norm_forward", "16 bytes", dtypes=("bf16", "f32"), most=300000) if n >= 5120]
+# Float32 rows of up to 8192 elements have one part. Cards with clusters and without have rules of their own.
+LONG = [n for n in lengths("row", "16 bytes", "8 bytes", "words", dtypes=("bf16", "f32"), most=300000) if n > 8192]
 LONG = sorted({*LONG, 40000, 73736, 122888, 200008})
 
 

@@ -34,7 +34,7 @@ static int64_t word_bytes(const Tensor& tensor, int64_t n) {
   return bytes % 16 == 0 ? 16 : size == 2 && bytes % 8 == 0 ? 8 : size;
 }
 
-static Tensor copy_of(const Tensor& tensor) {
+Tensor copy_of(const Tensor& tensor) {
   return call<Tensor>("aten::clone", tensor, std::optional(torch::headeronly::MemoryFormat::Contiguous));
 }
 
@@ -53,8 +53,7 @@ Rows as_aligned_rows(const Tensor& tensor, int64_t dims) {
 
 Tensor as_aligned(Tensor tensor) {
   Tensor dense = as_contiguous(std::move(tensor));
-  const int64_t n = dense.numel();
-  return n == 0 || starts_at(dense.const_data_ptr(), word_bytes(dense, n)) ? dense : copy_of(dense);
+  return dense.numel() == 0 || starts_at(dense.const_data_ptr(), 16) ? dense : copy_of(dense);
 }
 
 void check_parameter(const char* op, const char* name, const Tensor& parameter, Shape shape, const Tensor& input) {

@@ -25,6 +25,8 @@ Rows as_rows(const Tensor& tensor, int64_t dims);
 // What does not is copied: then the words, and with them a result's bits, depend on n alone.
 Rows as_aligned_rows(const Tensor& tensor, int64_t dims);
 Tensor as_aligned(Tensor tensor);
+// A contiguous copy, also of a tensor that is contiguous.
+Tensor copy_of(const Tensor& tensor);
 
 // An affine parameter: input's device, input's dtype or float32.
 void check_parameter(const char* op, const char* name, const Tensor& parameter, Shape shape, const Tensor& input);

@@ -120,7 +120,7 @@ struct Given {
         dtype(*dtype_of(input)),
         computed(accumulate_type(dtype)),
         target(as_targets(op, given_target, without(input, dim), "input", input)),
-        logits(rows_along(input, dim)),
+        logits(rows_along(input, dim, dtype)),
         weights(op, weight, input, options.classes.value_or(input.size(dim)), options.label_smoothing != 0) {
     check_options(op, options, dtype);
     const int64_t classes = options.classes.value_or(logits.n);
@@ -156,7 +156,7 @@ void run_forward(const char* op, const Tensor& input, int64_t dim, LikelihoodFor
   OptionalTensor zeros;  // or NaN of an infinity
   if (scales_to_zero(input, a) && input.numel() > 0) {
     zeros = as_contiguous(call<Tensor>("fastops::axpby", input, input, 0.0, 0.0));
-    a.logits = rows_along(*zeros, dim).view;
+    a.logits = rows_along(*zeros, dim, a.dtype).view;
     a.scale = 1;
   }
   run_rows(op, input, a, likelihood_cpu, likelihood_segments_cpu, likelihood_cuda);
@@ -165,13 +165,16 @@ void run_forward(const char* op, const Tensor& input, int64_t dim, LikelihoodFor
 // On CUDA they may lie apart; where they are no multiple of 16 bytes apart, one would be read while its neighbour is written.
 int64_t stride_of_rows(const char* op, const Tensor& out, const Tensor& input, int64_t dim) {
   check_alike(op, "out", out, "input", input);
-  const TensorRows rows = rows_along(out, dim);
+  const TensorRows rows = rows_along(out, dim, *dtype_of(out));
   const int64_t stride = rows.count > 1 ? rows.view.inner_stride : rows.n;
   const bool apart = out.is_cuda() && stride * size_of(*dtype_of(out)) % 16 == 0 &&
                      reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 16 == 0;
-  FASTOPS_CHECK(!rows.copy && rows.view.inner >= rows.count && (stride == rows.n || apart), op,
-                "out must have dense rows, or on CUDA rows that begin at multiples of 16 bytes, got strides ",
-                text_of(out.strides()));
+  FASTOPS_CHECK(
+      !rows.copy && rows.view.inner >= rows.count && (stride == rows.n || apart), op,
+      "out must have dense rows, or on CUDA rows that begin at multiples of 16 bytes; dense rows of a multiple of 16 "
+      "bytes must begin at one too; got strides ",
+      text_of(out.strides()), ", the first at ", reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 16,
+      " bytes behind a multiple of 16");
   return stride;
 }
 

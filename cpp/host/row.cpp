@@ -1,5 +1,7 @@
 #include "host/row.h"
 
+#include "plan/row.h"
+
 namespace fastops {
 namespace {
 
@@ -27,7 +29,8 @@ bool is_last(const Tensor& tensor, int64_t dim) {
   return true;
 }
 
-// Two dimensions, the outer and the inner, or nothing. Dimensions of size 1 never matter.
+// Return the rows as a view of two dimensions, the outer and the inner, or nothing if the strides do not allow it.
+// Dimensions of size 1 never matter.
 std::optional<RowsView> as_view(const Tensor& tensor, int64_t dim, int64_t count, int64_t n) {
   const Shape sizes = tensor.sizes(), strides = tensor.strides();
   if (n > 1 && strides[dim] != 1) return std::nullopt;
@@ -49,6 +52,17 @@ std::optional<RowsView> as_view(const Tensor& tensor, int64_t dim, int64_t count
   return RowsView{data, found[0].size, found[0].stride, dims == 2 ? found[1].stride : 0};
 }
 
+// Whether CUDA kernels of softmax and the losses can read the rows where they are: each row of whole vectors has to begin
+// at a multiple of a vector's bytes (plan/row.h).
+bool is_aligned(const RowsView& view, int64_t count, int64_t n, DType read, DType written) {
+  const plan::row::Problem problem{plan::row::kPowers, read, written, n};
+  const plan::Access access = problem.access();
+  const int64_t size = size_of(read), bytes = access == plan::Access::word ? size : problem.width(access) * size;
+  return reinterpret_cast<uintptr_t>(view.data) % bytes == 0 &&
+         (view.inner <= 1 || view.inner_stride * size % bytes == 0) &&
+         (count <= view.inner || view.outer_stride * size % bytes == 0);
+}
+
 }  // namespace
 
 int64_t wrap_dim(const char* op, int64_t dim, const char* name, const Tensor& tensor) {
@@ -58,12 +72,15 @@ int64_t wrap_dim(const char* op, int64_t dim, const char* name, const Tensor& te
   return dim < 0 ? dim + rank : dim;
 }
 
-TensorRows rows_along(const Tensor& tensor, int64_t dim) {
+TensorRows rows_along(const Tensor& tensor, int64_t dim, DType written) {
   const int64_t n = size_along(tensor, dim), all = tensor.numel();
   const int64_t count = n > 0 ? all / n : 0;
   if (all == 0) return {std::nullopt, {nullptr, 1, n, 0}, count, n};
-  if (const auto view = as_view(tensor, dim, count, n)) return {std::nullopt, *view, count, n};
-  Tensor copy = as_contiguous(is_last(tensor, dim) ? tensor : permute(tensor, with_last(tensor.dim(), dim)));
+  const auto view = as_view(tensor, dim, count, n);
+  if (view && (!tensor.is_cuda() || is_aligned(*view, count, n, *dtype_of(tensor), written)))
+    return {std::nullopt, *view, count, n};
+  Tensor rows = is_last(tensor, dim) ? tensor : permute(tensor, with_last(tensor.dim(), dim));
+  Tensor copy = view ? copy_of(rows) : as_contiguous(rows);
   const void* data = copy.const_data_ptr();
   return {std::move(copy), {data, count, n, 0}, count, n};
 }

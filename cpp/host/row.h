@@ -13,13 +13,14 @@ inline double as_computed(double number, DType dtype) {
   return accumulate_type(dtype) == DType::f64 ? number : static_cast<float>(number);
 }
 
-// The rows along one dimension, in the order of the others. `copy` has them where the tensor's strides fit no view.
+// The rows along one dimension, in the order of the others. `copy` has them if the tensor's strides fit no view, or if
+// CUDA kernels that write `written` cannot read the rows where they are.
 struct TensorRows {
   OptionalTensor copy;
   RowsView view;
   int64_t count, n;
 };
-TensorRows rows_along(const Tensor& tensor, int64_t dim);
+TensorRows rows_along(const Tensor& tensor, int64_t dim, DType written);
 
 // A result of `like`'s shape, contiguous, of which a kernel writes dense rows along one dimension.
 class RowResult {

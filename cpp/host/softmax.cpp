@@ -24,7 +24,7 @@ Tensor softmax_forward(const char* op, bool log, const Tensor& input, int64_t di
   if (as_computed(scale, own) == 0 && input.is_cuda())
     return softmax_forward(op, log, call<Tensor>("fastops::axpby", input, input, 0.0, 0.0), dim, 1.0, dtype);
   RowResult output(input, dim, result);
-  const TensorRows x = rows_along(input, dim);
+  const TensorRows x = rows_along(input, dim, result);
   const Softmax a{log, own, result, x.count, x.n, x.view, scale, output.data()};
   run_rows(op, input, a, softmax_cpu, softmax_segments_cpu, softmax_cuda);
   return std::move(output).finish();
@@ -38,7 +38,7 @@ Tensor softmax_backward(const char* op, bool log, const Tensor& grad, const Tens
   if (result != own && !widens(result, own))
     return to_dtype(softmax_backward(op, log, grad, output, dim, scale, std::nullopt), result);
   RowResult grad_input(output, dim, result);
-  const TensorRows g = rows_along(grad, dim), y = rows_along(output, dim);
+  const TensorRows g = rows_along(grad, dim, result), y = rows_along(output, dim, result);
   const SoftmaxBackward a{log, own, result, y.count, y.n, g.view, y.view, scale, grad_input.data()};
   run_rows(op, output, a, softmax_backward_cpu, softmax_backward_segments_cpu, softmax_backward_cuda);
   return std::move(grad_input).finish();

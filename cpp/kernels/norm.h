@@ -9,7 +9,7 @@
 // `shift`, what rounding took from it: x - mean is exact where x lies near the mean, and small elements keep their digits
 // beside a large one. With mean any number near the row's mean and d = x - mean, shift = mean of d, and the variance is
 // mean of d² - shift²: nothing cancels where shift is small beside the standard deviation. The CUDA kernels of halves take 0
-// for that number up to four deviations from it, which their digits have room for (cuda/norm_forward.cuh).
+// for that number up to four deviations from it, which their digits have room for (cuda/norm.cu).
 #include "core/dtype.h"
 #include "problem/pass.h"
 

@@ -15,7 +15,6 @@
 #include "plan/linear.h"
 #include "plan/lltm.h"
 #include "plan/norm_backward.h"
-#include "plan/norm_forward.h"
 #include "plan/pointwise.h"
 #include "plan/row.h"
 
@@ -75,16 +74,6 @@ nb::dict problems_of(Bits set) {
   return row;
 }
 
-nb::dict of_schedule(const norm_forward::Schedule& s) {
-  nb::dict row;
-  row["rows"] = kUnitNames[static_cast<int>(s.rows.unit)];
-  row["at most"] = s.rows.number;
-  row["kernel"] = norm_forward::kKernelNames[static_cast<int>(s.kernel)];
-  row["block"] = s.threads;
-  row["parameters"] = norm_forward::kParametersNames[static_cast<int>(s.parameters)];
-  row["rows each"] = s.rows_each;
-  return row;
-}
 nb::dict of_schedule(const norm_backward::Schedule& s) {
   nb::dict row;
   row["rows"] = kUnitNames[static_cast<int>(s.rows.unit)];
@@ -146,11 +135,6 @@ Row row_of(const std::string& norm, const std::string& dtype, const std::string&
   return {norm == "layer" ? Norm::layer : Norm::rms, own, of_parameters, residual, n, rows > kMostRows};
 }
 
-nb::dict plan_norm_forward(const std::string& norm, const std::string& dtype, const std::string& parameter,
-                           bool residual, int64_t rows, int64_t n, const CardFacts& card) {
-  return of_order(norm_forward::plan(row_of(norm, dtype, parameter, residual, n, rows), rows, card_of(card)));
-}
-
 nb::dict plan_norm_backward(const std::string& norm, const std::string& dtype, const std::string& parameter,
                             bool residual, int64_t rows, int64_t n, const CardFacts& card) {
   constexpr const char* gathers[] = {"partial", "whole", "columns"};
@@ -174,10 +158,12 @@ nb::list row_rules() {
   for (const row::Rule& rule : row::kRules) {
     nb::dict line;
     line["op"] = names_of(rule.ops, row::kOpNames, 0);
+    line["read by"] = kAccessNames[static_cast<int>(rule.access)];
     line["up to"] = rule.up_to;
     line["team"] = kTeamNames[static_cast<int>(rule.team.team)];
     line["threads"] = rule.team.threads;
     line["each"] = rule.team.each;
+    line["teams"] = rule.teams;
     line["shares"] = rule.shares;
     line["why"] = rule.why;
     nb::list schedules;
@@ -202,6 +188,8 @@ nb::dict plan_row(const std::string& op, const std::string& read, const std::str
     const row::Plan plan = row::plan({row::Ops{1} << k, dtype_of(read), dtype_of(written), n}, rows, card_of(card));
     nb::dict found;
     found["rule"] = plan.rule;
+    found["read by"] = kAccessNames[static_cast<int>(plan.order.access)];
+    found["width"] = plan.width;
     found["team"] = kTeamNames[static_cast<int>(plan.order.team)];
     found["threads"] = plan.order.threads;
     found["each"] = plan.order.each;
@@ -329,7 +317,6 @@ nb::dict plan_cpu(const std::string& dtype, int64_t rows, int64_t n, int64_t thr
 
 nb::dict rules() {
   nb::dict all;
-  all["norm_forward"] = rules_of(norm_forward::kRules);
   all["norm_backward"] = rules_of(norm_backward::kRules);
   all["row"] = row_rules();
   all["pointwise"] = pointwise_rules();
@@ -345,8 +332,6 @@ nb::dict rules() {
 void bind(nb::module_& m) {
   m.def("plan_card", &card_of_device, nb::arg("index"), "The facts of a GPU that a plan may know.");
   m.def("plan_rules", &rules, "Every table of rules, by name.");
-  m.def("plan_norm_forward", &plan_norm_forward, nb::arg("norm"), nb::arg("dtype"), nb::arg("parameter"),
-        nb::arg("residual"), nb::arg("rows"), nb::arg("n"), nb::arg("card"), "What runs for a norm's rows.");
   m.def("plan_norm_backward", &plan_norm_backward, nb::arg("norm"), nb::arg("dtype"), nb::arg("parameter"),
         nb::arg("residual"), nb::arg("rows"), nb::arg("n"), nb::arg("card"), "What runs for the gradients.");
   m.def("plan_row", &plan_row, nb::arg("op"), nb::arg("read"), nb::arg("written"), nb::arg("rows"), nb::arg("n"),

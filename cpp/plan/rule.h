@@ -1,5 +1,5 @@
 #pragma once
-// The words that the tables of rules of the norms and of the row engine are written in (norm_forward.h, norm_backward.h, row.h). A table is read from the top:
+// The words that the tables of rules of the norms and of the row engine are written in (norm_backward.h, row.h). A table is read from the top:
 // the first rule that names the problem, is long enough for its row, and has a kernel that the card runs, is the one.
 //
 // A rule gives a row's order of summation, which decides the bits of its result. Which of the rule's schedules runs may depend

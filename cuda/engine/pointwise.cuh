@@ -8,7 +8,7 @@
 #include "dependent.cuh"
 #include "device/math.cuh"
 #include "device/vector.cuh"
-#include "engine/row/access.cuh"
+#include "engine/unaligned.cuh"
 #include "plan/pointwise.h"
 #include "problem/pointwise.h"
 
@@ -160,32 +160,29 @@ struct RowChunks {
   void* sums;
 };
 
-// Vector `turns.first` of a row of each operand; what is not `live` is neither read nor written.
+// The lane's vector of a row of each operand. One that is not `live` is neither read nor written.
 template <int Outputs, int Inputs, int V, class T, class F>
 __device__ inline accumulate_t<T> pointwise_row_vector(T* const (&row)[Outputs + Inputs], int n, bool aligned,
-                                                       const Turns& turns, bool live, accumulate_t<T> scale,
+                                                       const RowLane& own, bool live, accumulate_t<T> scale,
                                                        const F& f) {
   using A = accumulate_t<T>;
   A in[Inputs][V], out[Outputs][V];
   const int count = live ? n : 0;
 #pragma unroll
   for (int k = 0; k < Inputs; ++k) {
-    Vector<T, V> v[1] = {};
-    if (aligned)
-      load_vectors<true, V>(v, row[Outputs + k], count, turns, A(0));
-    else
-      load_vectors<false, V>(v, row[Outputs + k], count, turns, A(0));
-    device::widen(v[0], in[k]);
+    const T* from = row[Outputs + k];
+    const Vector<T, V> v = aligned ? load_vector<true, V>(from, count, own) : load_vector<false, V>(from, count, own);
+    device::widen(v, in[k]);
   }
   const A sum = compute(f, in, out, scale);
-  const bool writes = live && turns.first * V < n;
+  const bool writes = live && own.vector * V < n;
 #pragma unroll
   for (int k = 0; k < Outputs; ++k) {
     const Vector<T, V> v = device::narrow_all<T>(out[k]);
     if (aligned)
-      VectorStore<true, V, T>(row[k], n, turns).put(turns.first, writes, true, true, v);
+      store_vector<true>(row[k], n, own, writes, v);
     else
-      VectorStore<false, V, T>(row[k], n, turns).put(turns.first, writes, true, true, v);
+      store_vector<false>(row[k], n, own, writes, v);
   }
   return sum;
 }
@@ -219,8 +216,8 @@ __global__ void __launch_bounds__(kThreads, kRowBlocksEach<T, Outputs + Inputs>)
     if (c.scale) scale = static_cast<const A*>(c.scale)[r];
   A sum = 0;
   const auto chunk = [&](int number) {
-    const Turns turns{number * c.lanes + lane, lane, c.lanes};
-    sum += pointwise_row_vector<Outputs, Inputs, V>(row, c.n, c.aligned, turns, live, scale, f);
+    const RowLane own{number * c.lanes + lane, lane, c.lanes};
+    sum += pointwise_row_vector<Outputs, Inputs, V>(row, c.n, c.aligned, own, live, scale, f);
   };
   if (!whole_rows) return chunk(static_cast<int>(task - counted * c.chunks));
   if constexpr (has_row_sum<F>::value) {

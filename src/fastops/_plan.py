@@ -66,11 +66,6 @@ _TEAMS = {
     "cluster2": "{blocks} blocks of {threads} threads, a cluster",
     "cluster2_warps": "{blocks} blocks of {threads} threads, a cluster",
 }
-_PARAMETERS = {
-    "late": "read after the sums",
-    "early": "read with the row",
-    "early_few": "read with the row, for few blocks a multiprocessor",
-}
 _ROWS = {
     "any": "",
     "rows": "up to {} a multiprocessor",
@@ -178,15 +173,17 @@ def plan(
         raise ValueError(f"[plan] dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if parameter is not None and (op not in NORMS or parameter not in DTYPES):
         raise ValueError(f"[plan] parameter is for norms, and one of {', '.join(DTYPES)}, got {parameter!r} of {op}")
+    if parameter not in (None, dtype) and not (DTYPES[dtype].itemsize == 2 and parameter == "f32"):
+        raise ValueError(f"[plan] parameters must be of the row's dtype, or f32 beside a half type, got {parameter!r}")
     size = sizes_of(op, "x".join(map(str, size)))
     name, facts = card_here() if card is None else (card, facts_of(card))
     if op in _LINEAR_LOSSES:
         return Plan(op, backward, name, *_linear_loss(dtype, size, CPU if facts is None else "cuda", backward))
     if facts is None:
         return _on_cpu(op, dtype, size, backward)
-    if op in NORMS:
-        found = _norm(op, dtype, parameter or dtype, size, facts, backward)
-    elif op in ROW_OPS:
+    if op in NORMS and backward:
+        found = _norm_backward(op, dtype, parameter or dtype, size, facts)
+    elif op in NORMS or op in ROW_OPS:
         found = _row(op, dtype, size, facts, backward)
     elif op == "linear":
         found = _linear(dtype, size, facts, backward)
@@ -198,44 +195,42 @@ def plan(
 _Found = tuple[str, int, str, dict[str, Any], str]
 
 
-def _norm(op: str, dtype: str, parameter: str, size: Sequence[int], facts: Facts, backward: bool) -> _Found:
+def row_name(op: str, backward: bool, dtype: str | None = None) -> str:
+    """Return the name that the table of the row engine has for an op. A norm's backward is not in it."""
+    if op in NORMS:
+        return f"{NORMS[op][0]}_norm"
+    general = "_general" if ROW_OPS[op] == "likelihood" and dtype == "f64" else ""
+    return ROW_OPS[op] + general + "_backward" * backward
+
+
+def _norm_backward(op: str, dtype: str, parameter: str, size: Sequence[int], facts: Facts) -> _Found:
     norm, residual = NORMS[op]
-    table = "norm_backward" if backward else "norm_forward"
-    found = getattr(_C, f"plan_{table}")(norm, dtype, parameter, residual, *size, facts)
-    form = found["form"]
+    rows, n = size
+    found = _C.plan_norm_backward(norm, dtype, parameter, residual, rows, n, facts)
     alone = found["blocks"] == 1 and found["team"].startswith("cluster")
-    team = _TEAMS["warps" if alone else found["team"]].format(**found)
-    if form["kernel"] == "two_parts":
-        team = f"a block of {form['block']} threads, whose halves add up as {found['blocks']} blocks of a cluster do"
-    details = {"team": team}
+    details = {"team": _TEAMS["warps" if alone else found["team"]].format(**found)}
     if found["each"]:
         details["each"] = f"{found['each']} of {found['read by']} a thread"
     else:
         details["reads by"] = found["read by"]
-    if "block" in form:
-        details["compiled for"] = f"up to {form['block']} threads a block"
-        details["rows"] = f"{form['rows each']} a {'cluster' if found['blocks'] > 1 else 'team'}"
-        if form["parameters"] != "own":
-            details["parameters"] = _PARAMETERS[form["parameters"]]
     if found["stages"]:
         details["stages"] = f"{found['stages']}, {found['shared bytes']} bytes of shared memory"
-    if backward:
-        chunks = found.get("chunks", "as many as clusters are on the card at once, at most a row each")
-        details["sums over rows"] = {
-            "whole": "by the same block",
-            "columns": "by blocks that read all rows again, by columns",
-        }.get(found.get("gather", ""), f"in chunks, then these: {chunks}")
-    return table, found["rule"], form["kernel"], details, found["why"]
+    chunks = found.get("chunks", "as many as clusters are on the card at once, at most a row each")
+    details["sums over rows"] = {
+        "whole": "by the same block",
+        "columns": "by blocks that read all rows again, by columns",
+    }.get(found.get("gather", ""), f"in chunks, then these: {chunks}")
+    return "norm_backward", found["rule"], found["form"]["kernel"], details, found["why"]
 
 
 def _row(op: str, dtype: str, size: Sequence[int], facts: Facts, backward: bool) -> _Found:
     rows, n = size
-    found = _C.plan_row(ROW_OPS[op] + "_backward" * backward, dtype, dtype, rows, n, facts)
+    found = _C.plan_row(row_name(op, backward, dtype), dtype, dtype, rows, n, facts)
     by_cluster = found["kernel"] == "parts by cluster"
     team = "cluster" if by_cluster else "lanes" if found["team"] == "lanes" else "warps"
     details = {
         "team": _TEAMS[team].format(**found),
-        "each": f"{found['each']} of 16 bytes a thread",
+        "each": f"{found['each']} of {found['width']} numbers a thread",
         "rows": f"{found['teams']} a block",
     }
     if found["parts"] > 1:
@@ -310,7 +305,7 @@ def tables_of(op: str, backward: bool = False) -> dict[str, list[dict[str, Any]]
     names = {
         "linear": ["linear_bias", f"linear_{direction}"],
         "lltm": ["lltm"],
-        **{norm: [f"norm_{direction}"] for norm in NORMS},
+        **{norm: ["norm_backward" if backward else "row"] for norm in NORMS},
         **{name: ["row"] for name in ROW_OPS},
         **{name: ["pointwise"] for name in ELEMENTWISE},
         **{name: ["slices"] for name in _LINEAR_LOSSES},
@@ -340,10 +335,10 @@ def text_of(op: str, backward: bool = False) -> str:
 
 
 def _is_for(rule: dict[str, Any], op: str, backward: bool = False) -> bool:
-    if op in ROW_OPS:
-        return ROW_OPS[op] + "_backward" * backward in rule["op"]
-    if op not in NORMS:
+    if op not in NORMS and op not in ROW_OPS:
         return True
+    if "op" in rule:
+        return any(row_name(op, backward, dtype) in rule["op"] for dtype in DTYPES)
     norm, residual = NORMS[op]
     return norm in rule["norm"] and ("yes" if residual else "no") in rule["residual"]
 
@@ -374,9 +369,6 @@ def _lines(rule: dict[str, Any], op: str) -> list[dict[str, Any]]:
             "kernel": schedule["kernel"],
             "rows": _ROWS[schedule["rows"]].format(schedule["at most"]),
             "of": ", ".join(types) if types != rule["dtype"] else "",
-            "block": schedule.get("block", ""),
-            "parameters": {"own": "", None: ""}.get(schedule.get("parameters"), schedule.get("parameters")),
-            "rows each": schedule.get("rows each", ""),
         }
         lines.append((first if not lines else {}) | line | ({"why": rule["why"]} if not lines else {}))
     return lines
@@ -385,9 +377,11 @@ def _lines(rule: dict[str, Any], op: str) -> list[dict[str, Any]]:
 def _row_lines(rule: dict[str, Any]) -> list[dict[str, Any]]:
     first = {
         "rule": rule["number"],
+        "reads by": rule["read by"],
         "row up to": "" if rule["up to"] >= 2**62 else f"{rule['up to']} vectors",
         "team": rule["team"] if rule["team"] == "warps" else f"{rule['team']} {rule['threads']}",
         "each": rule["each"],
+        "teams a block": rule["teams"] if rule["teams"] > 1 else "",
     }
     lines: list[dict[str, Any]] = []
     for schedule in rule["schedules"]:

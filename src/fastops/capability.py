@@ -109,7 +109,7 @@ class Capabilities:
         Example::
 
             >>> fastops.capabilities().plan("layer_norm", torch.bfloat16, (8192, 4096), card="h100").kernel
-            'two_full_rows'
+            'one part'
         """
         names = {dtype: name for name, dtype in DTYPES.items()}
         return plan(op, names.get(dtype, str(dtype)), size, card, backward=backward)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from rules import RowProblem, bands, rows_of_schedules
 
 from fastops import _C
-from fastops._plan import CARDS, OPS
+from fastops._plan import CARDS, NORMS, OPS, row_name
 from fastops.selftest.bands import FEW, STREAMED, Band, bands_of
 
 ALL: dict[str, set[Band]] = {
@@ -17,32 +18,31 @@ ALL: dict[str, set[Band]] = {
 GROUPS = ("norm", "dtype", "residual", "bytes of")
 
 
-def test_each_schedule_of_the_norms_runs_on_a_card() -> None:
-    """But one that names no problem of its rule's, and one behind another that takes all of its rows."""
-    for table in ("norm_forward", "norm_backward"):
-        reached = {band[1:] for bands in ALL.values() for band in bands if band[0] == table}
-        for number, rule in enumerate(_C.plan_rules()[table]):
-            taken: list[dict[str, Any]] = []
-            for k, schedule in enumerate(rule["schedules"]):
-                names = schedule["for"]
-                behind = any(all(set(names[g]) <= set(before[g]) for g in GROUPS) for before in taken)
-                if all(names[g] for g in GROUPS) and not behind:
-                    assert (number, k) in reached, f"{table}: schedule {k} of rule {number} is not reached"
-                if schedule["rows"] == "any":
-                    taken.append(names)
+def test_each_schedule_of_the_norms_backward_runs_on_a_card() -> None:
+    """A schedule that names no problem of its rule, or that is behind another one for all of its rows, is left out."""
+    table = "norm_backward"
+    reached = {band[1:] for bands in ALL.values() for band in bands if band[0] == table}
+    for number, rule in enumerate(_C.plan_rules()[table]):
+        taken: list[dict[str, Any]] = []
+        for k, schedule in enumerate(rule["schedules"]):
+            names = schedule["for"]
+            behind = any(all(set(names[g]) <= set(before[g]) for g in GROUPS) for before in taken)
+            if all(names[g] for g in GROUPS) and not behind:
+                assert (number, k) in reached, f"schedule {k} of rule {number} is not reached"
+            if schedule["rows"] == "any":
+                taken.append(names)
 
 
-@pytest.mark.parametrize("table", ["norm_forward", "norm_backward"])
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-def test_each_number_of_warps_runs(table: str, dtype: str) -> None:
-    """And of each the shortest row, in which the last of them has the least to do."""
+def test_each_number_of_warps_runs_in_the_norms_backward(dtype: str) -> None:
+    """Each has its shortest row, in which the last warp has the least to do."""
     card = CARDS["h200"]
 
     def team(n: int) -> tuple[int, ...]:
-        found = getattr(_C, f"plan_{table}")("rms", dtype, dtype, False, 1, n, card)
+        found = _C.plan_norm_backward("rms", dtype, dtype, False, 1, n, card)
         return tuple(found[name] for name in ("rule", "threads", "blocks"))
 
-    reached = {p.n for band, of in bands_of("rms_norm", dtype, card).items() for p in of if band[0] == table}
+    reached = {p.n for band, of in bands_of("rms_norm", dtype, card).items() for p in of if band[0] == "norm_backward"}
     shortest: dict[tuple[int, ...], int] = {}
     for n in range(3, 20000):
         shortest.setdefault(team(n), n)
@@ -51,10 +51,29 @@ def test_each_number_of_warps_runs(table: str, dtype: str) -> None:
     assert {of: n for of, n in teams.items() if n not in reached} == {}
 
 
+@pytest.mark.parametrize("op", ["softmax", "cross_entropy", "rms_norm", "add_layer_norm"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32", "f64"])
+def test_each_row_rule_of_an_operator_runs_with_each_kernel(op: str, dtype: str) -> None:
+    """Cards with clusters and without have other rules; a block of one team and of several is two kernels."""
+    for backward in (False,) if op in NORMS else (False, True):
+        problem = RowProblem(row_name(op, backward, dtype), dtype, dtype)
+        for card in (CARDS["h200"], CARDS["a100"]):
+            found = {(*band[2:4], band[5]) for band in bands_of(op, dtype, card) if band[:2] == ("row", problem.op)}
+            for rule, ns in bands(problem, card).items():
+                for n in ns:
+                    for kernel, _, teams in rows_of_schedules(problem, n, card):
+                        assert (rule, kernel, teams) in found
+
+
+def test_each_row_rule_runs_on_a_card() -> None:
+    reached = {band[2] for bands in ALL.values() for band in bands if band[0] == "row"}
+    assert reached == set(range(len(_C.plan_rules()["row"])))
+
+
 @pytest.mark.parametrize("card", ALL)
 def test_each_rule_of_the_others_runs(card: str) -> None:
-    reached = {(band[0], band[2] if band[0] == "row" else band[1]) for band in ALL[card] if len(band) > 1}
-    for table in ("row", "pointwise", "linear_forward", "linear_backward", "lltm"):
+    reached = {(band[0], band[1]) for band in ALL[card] if len(band) > 1}
+    for table in ("pointwise", "linear_forward", "linear_backward", "lltm"):
         for number in range(len(_C.plan_rules()[table])):
             assert (table, number) in reached, f"{table}: rule {number} is not reached"
 

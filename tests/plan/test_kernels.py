@@ -1,4 +1,4 @@
-"""Every form of the norms' tables on this GPU: its values, and the same bits for a row by each schedule of its rule."""
+"""Every form of the norms' backward on a GPU: its values, and the same bits for a row by each schedule of its rule."""
 
 from __future__ import annotations
 
@@ -26,13 +26,9 @@ def card(cuda: torch.device) -> Facts:
     return facts
 
 
-def shortest_and_longest(table: str, rule: int, card: Facts) -> list[tuple[Problem, int]]:
-    return [(problem, n) for problem in PROBLEMS for n in bands(table, problem, card).get(rule, ())]
-
-
-def schedules(table: str, problem: Problem, n: int, card: Facts) -> Iterator[tuple[int, int]]:
-    """Each schedule with its fewest rows, and the last one with more, where they are not too much to compare."""
-    found = rows_of_schedules(table, problem, n, card)
+def schedules(problem: Problem, n: int, card: Facts) -> Iterator[tuple[int, int]]:
+    """Yield each schedule with its fewest rows, and the last one with more, if they are not too much to compare."""
+    found = rows_of_schedules(problem, n, card)
     yield from found.items()
     last, rows = max(found.items())
     if n * (more := rows + 2 * card[0] + 3) < 1 << 24:
@@ -40,7 +36,7 @@ def schedules(table: str, problem: Problem, n: int, card: Facts) -> Iterator[tup
 
 
 def tensors(problem: Problem, rows: int, n: int, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
-    """Three times rows, and parameters. The rows repeat the first, so that all of these have the bits of those."""
+    """Return three tensors of rows, which repeat the first rows, and the parameters."""
     make = Make(device, DTYPES[problem.dtype], seed=n)
     of_rows = [make(CHECKED, n).repeat(-(-rows // CHECKED), 1)[:rows] for _ in range(3)]
     count = 2 if problem.norm == "layer" else 1
@@ -52,7 +48,7 @@ def ends(t: Tensor) -> Tensor:
 
 
 def repeats(t: Tensor) -> bool:
-    """Whether every row has the bits of the row that it repeats."""
+    """Return whether every row has the bits of the row that it repeats."""
     of_each = [t[k::CHECKED] for k in range(min(len(t), CHECKED))]
     return all(same_bits(rows.contiguous(), rows[:1].expand_as(rows).contiguous()) for rows in of_each)
 
@@ -62,46 +58,15 @@ def tolerance(problem: Problem) -> dict[str, float]:
     return {"rtol": 8 * eps, "atol": 16 * eps}
 
 
-def forward(problem: Problem, x: Tensor, residual: Tensor, parameters: list[Tensor]) -> tuple[Tensor, ...]:
-    name = f"{'add_' if problem.residual else ''}{problem.norm}_norm_forward"
-    given = (x, residual) if problem.residual else (x,)
-    outputs: tuple[Tensor, ...] = getattr(torch.ops.fastops, name)(*given, *parameters, eps=EPS)
-    return outputs
-
-
-@pytest.mark.parametrize("rule", range(len(rules("norm_forward"))))
-def test_forward(rule: int, card: Facts, cuda: torch.device) -> None:
-    problems = shortest_and_longest("norm_forward", rule, card)
-    if not problems:
-        pytest.skip("a rule for other cards")
-    for problem, n in problems:
-        first: Any = None
-        for schedule, rows in schedules("norm_forward", problem, n, card):
-            plan = problem.plan("norm_forward", rows, n, card)
-            assert (plan["rule"], plan["schedule"]) == (rule, schedule)
-            (x, residual, _), parameters = tensors(problem, rows, n, cuda)
-            outputs = forward(problem, x, residual, parameters)
-            normalised = outputs[1] if problem.residual else x
-            assert not problem.residual or same_bits(normalised, x + residual)
-            truth = getattr(formulas, f"{problem.norm}_norm")(
-                ends(normalised).double(), (n,), *(p.double() for p in parameters), eps=EPS
-            )
-            torch.testing.assert_close(ends(outputs[0]).double(), truth, **tolerance(problem))
-            assert repeats(outputs[0]), (problem, n, rows)
-            mine = [t[:1].clone() for t in outputs]
-            first = first or mine
-            assert all(same_bits(a, b) for a, b in zip(first, mine, strict=True)), (problem, n, rows)
-
-
 @pytest.mark.parametrize("rule", range(len(rules("norm_backward"))))
 def test_backward(rule: int, card: Facts, cuda: torch.device) -> None:
-    problems = shortest_and_longest("norm_backward", rule, card)
+    problems = [(problem, n) for problem in PROBLEMS for n in bands(problem, card).get(rule, ())]
     if not problems:
         pytest.skip("a rule for other cards")
     for problem, n in problems:
         first: Any = None
-        for schedule, rows in schedules("norm_backward", problem, n, card):
-            plan = problem.plan("norm_backward", rows, n, card)
+        for schedule, rows in schedules(problem, n, card):
+            plan = problem.plan(rows, n, card)
             assert (plan["rule"], plan["schedule"]) == (rule, schedule)
             (x, grad, grad_sum), parameters = tensors(problem, rows, n, cuda)
             statistics = getattr(torch.ops.fastops, f"{problem.norm}_norm_forward")(x, *parameters, eps=EPS)[1:]

@@ -1,21 +1,21 @@
-"""The tables of rules: total, in order, and such that the number of rows never changes an order of summation."""
+"""The norms' backward table: total, in order, one order of summation for any number of rows; and the smaller tables."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from rules import PROBLEMS, TABLES, Problem, every_form, lengths_near_bounds, rows_of_schedules, rules
+from rules import PROBLEMS, Problem, every_form, rules
 
 from fastops import _C
 from fastops._plan import CARDS
 
-every_table = pytest.mark.parametrize("table", TABLES)
 every_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 every_card = pytest.mark.parametrize("card", ["h100", "a100", "l4", "t4"])
 ORDER = ("rule", "read by", "team", "threads", "each", "blocks")
 ROWS = (1, 2, 64, 65, 132, 133, 500, 793, 1000, 5000, 100000, 1 << 29)
-NEEDS_CLUSTERS = {"cluster", "cluster_rows", "ring", "ring_long"}
+NEEDS_CLUSTERS = {"ring", "ring_long"}
+RULES = rules("norm_backward")
 
 
 def named(rule: dict[str, Any], problem: Problem) -> bool:
@@ -25,128 +25,101 @@ def named(rule: dict[str, Any], problem: Problem) -> bool:
     )
 
 
-@every_table
 @every_card
 @every_problem
-def test_every_problem_has_a_rule_that_names_it(table: str, problem: Problem, card: str) -> None:
-    table_of = rules(table)
-    for n in lengths_near_bounds(table, problem.dtype):
-        number = problem.plan(table, 7, n, CARDS[card])["rule"]
-        assert number >= 0
-        rule = table_of[number]
+def test_every_problem_has_a_rule_that_names_it(problem: Problem, card: str) -> None:
+    for n in problem.lengths():
+        plan = problem.plan(7, n, CARDS[card])
+        assert plan["rule"] >= 0
+        rule = RULES[plan["rule"]]
         assert named(rule, problem)
-        assert problem.plan(table, 7, n, CARDS[card])["read by"] == rule["read by"]
+        assert plan["read by"] == rule["read by"]
 
 
-@every_table
 @every_card
 @every_problem
-def test_bands_are_monotone(table: str, problem: Problem, card: str) -> None:
-    """Longer rows come to later rules, but for rules that take some multiples alone."""
-    table_of = rules(table)
+def test_longer_rows_come_to_later_rules(problem: Problem, card: str) -> None:
+    """Rules that take some multiples alone are left out."""
     size = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}[problem.dtype]
     for kind in (16, 8, 1):
         last = -1
-        for n in lengths_near_bounds(table, problem.dtype):
+        for n in problem.lengths():
             width = 16 if n * size % 16 == 0 else 8 if size == 2 and n * size % 8 == 0 else 1
-            number = problem.plan(table, 7, n, CARDS[card])["rule"]
-            if width != kind or table_of[number]["multiple"]:
+            number = problem.plan(7, n, CARDS[card])["rule"]
+            if width != kind or RULES[number]["multiple"]:
                 continue
             assert number >= last
             last = number
 
 
-@every_table
 @every_card
 @every_problem
-def test_the_order_of_summation_does_not_depend_on_the_rows(table: str, problem: Problem, card: str) -> None:
-    for n in lengths_near_bounds(table, problem.dtype):
-        orders = {tuple(problem.plan(table, rows, n, CARDS[card])[key] for key in ORDER) for rows in ROWS}
+def test_the_order_of_summation_does_not_depend_on_the_number_of_rows(problem: Problem, card: str) -> None:
+    for n in problem.lengths():
+        orders = {tuple(problem.plan(rows, n, CARDS[card])[key] for key in ORDER) for rows in ROWS}
         assert len(orders) == 1
 
 
-@every_table
-def test_every_form_runs_on_some_card(table: str) -> None:
-    """A rule or schedule that nothing comes to would stand in the table for nothing."""
+def test_every_form_runs_on_some_card() -> None:
+    """No rule or schedule is there that no problem comes to."""
     missing = {
         (rule, number)
-        for rule, of in enumerate(rules(table))
+        for rule, of in enumerate(RULES)
         for number, schedule in enumerate(of["schedules"])
         if all(
             schedule["for"].values()
         )  # a list of schedules may be another rule's too, with problems that this has not
     }
     for card in CARDS:
-        missing -= {(rule, schedule) for of, _, rule, schedule, _, _ in every_form(card) if of == table}
+        missing -= {(rule, schedule) for _, rule, schedule, _, _ in every_form(card)}
     assert missing == set()
 
 
-@every_table
 @every_problem
-def test_cards_without_clusters_get_none(table: str, problem: Problem) -> None:
-    for n in lengths_near_bounds(table, problem.dtype):
+def test_cards_without_clusters_get_none(problem: Problem) -> None:
+    for n in problem.lengths():
         for rows in ROWS:
-            assert problem.plan(table, rows, n, CARDS["a100"])["form"]["kernel"] not in NEEDS_CLUSTERS
+            assert problem.plan(rows, n, CARDS["a100"])["form"]["kernel"] not in NEEDS_CLUSTERS
 
 
 @every_problem
 def test_a_cluster_has_at_most_the_blocks_that_the_card_allows(problem: Problem) -> None:
-    h100 = CARDS["h100"]
-    for table in TABLES:
-        for most in (1, 2, 4, 8, 16):
-            card = (*h100[:4], most)
-            for n in lengths_near_bounds(table, problem.dtype):
-                plan = problem.plan(table, 1000, n, card)
-                assert plan["form"]["kernel"] not in NEEDS_CLUSTERS or plan["blocks"] <= most
+    for most in (1, 2, 4, 8, 16):
+        card = (*CARDS["h100"][:4], most)
+        for n in problem.lengths():
+            plan = problem.plan(1000, n, card)
+            assert plan["form"]["kernel"] not in NEEDS_CLUSTERS or plan["blocks"] <= most
 
 
 @every_problem
 def test_a_ring_has_two_stages_and_the_room_for_them(problem: Problem) -> None:
-    for table in TABLES:
-        for block_bytes in (49152, 101376, 166912, 232448):
-            card = (*CARDS["h100"][:3], block_bytes, 16)
-            for n in lengths_near_bounds(table, problem.dtype):
-                plan = problem.plan(table, 1000, n, card)
-                if plan["form"]["kernel"] in {"ring", "ring_long"}:
-                    assert plan["stages"] >= 2
-                    assert plan["shared bytes"] <= block_bytes
+    for block_bytes in (49152, 101376, 166912, 232448):
+        card = (*CARDS["h100"][:3], block_bytes, 16)
+        for n in problem.lengths():
+            plan = problem.plan(1000, n, card)
+            if plan["form"]["kernel"] in {"ring", "ring_long"}:
+                assert plan["stages"] >= 2
+                assert plan["shared bytes"] <= block_bytes
 
 
-LAYER, RMS = Problem("layer", "bf16", "bf16", False), Problem("rms", "bf16", "bf16", False)
+LAYER = Problem("layer", "bf16", "bf16", False)
 
 
 @pytest.mark.parametrize(
-    ("problem", "table", "rows", "n", "card", "kernel"),
+    ("rows", "n", "card", "kernel"),
     [
-        (LAYER, "norm_forward", 8192, 4096, "h100", "two_full_rows"),
-        (LAYER, "norm_forward", 100, 4096, "h100", "registers"),
-        (LAYER, "norm_forward", 4096, 16384, "h100", "cluster_rows"),
-        (LAYER, "norm_forward", 4096, 16384, "a100", "registers"),
-        (LAYER, "norm_forward", 4096, 65536, "a100", "long_row"),
-        (RMS, "norm_forward", 4096, 20000, "h100", "reload"),
-        (RMS, "norm_forward", 100, 20000, "h100", "registers"),
-        (RMS, "norm_forward", 4096, 20000, "l4", "registers"),
-        (RMS, "norm_forward", 4096, 300000, "h100", "ring"),
-        (LAYER, "norm_forward", 4096, 1500, "h100", "two_rows"),
-        (LAYER, "norm_forward", 4096, 769, "h100", "words"),
-        (LAYER, "norm_backward", 8192, 4096, "h100", "ring"),
-        (LAYER, "norm_backward", 64, 4096, "h100", "single_wave"),
-        (LAYER, "norm_backward", 1024, 65536, "h100", "ring_long"),
-        (LAYER, "norm_backward", 1024, 65536, "t4", "long_row"),
+        (8192, 4096, "h100", "ring"),
+        (64, 4096, "h100", "single_wave"),
+        (1024, 65536, "h100", "ring_long"),
+        (1024, 65536, "t4", "long_row"),
     ],
 )
-def test_what_runs(problem: Problem, table: str, rows: int, n: int, card: str, kernel: str) -> None:
-    assert problem.plan(table, rows, n, CARDS[card])["form"]["kernel"] == kernel
-
-
-def test_rows_are_on_the_card_at_once_up_to_the_last() -> None:
-    """1024 threads of a multiprocessor are four rows of 256: of 132 multiprocessors 528 rows, and not one more."""
-    rows = rows_of_schedules("norm_forward", LAYER, 4096, CARDS["h100"])
-    assert rows == {0: 1, 1: 4 * 132 + 1}
+def test_what_runs(rows: int, n: int, card: str, kernel: str) -> None:
+    assert LAYER.plan(rows, n, CARDS[card])["form"]["kernel"] == kernel
 
 
 def test_rows_that_are_not_counted_in_32_bits_have_a_backward() -> None:
-    assert LAYER.plan("norm_backward", (1 << 30) + 1, 8, CARDS["h100"])["form"]["kernel"] == "long_row"
+    assert LAYER.plan((1 << 30) + 1, 8, CARDS["h100"])["form"]["kernel"] == "long_row"
 
 
 @pytest.mark.parametrize(
@@ -158,9 +131,8 @@ def test_rows_that_are_not_counted_in_32_bits_have_a_backward() -> None:
     ],
 )
 def test_errors(given: tuple[str, str, str], message: str) -> None:
-    for plan in (_C.plan_norm_forward, _C.plan_norm_backward):
-        with pytest.raises(ValueError, match=message):
-            plan(*given, False, 3, 4, CARDS["h100"])
+    with pytest.raises(ValueError, match=message):
+        _C.plan_norm_backward(*given, False, 3, 4, CARDS["h100"])
 
 
 # ---- the other tables ------------------------------------------------------------------------------------------------

@@ -268,8 +268,8 @@ FAULTS = (
         (*SOFTMAXES, "cross_entropy"),
         "cpp/host/row.cpp",
         "Rows along another dimension than the last are copied, whatever their strides.",
-        "if (const auto view = as_view(tensor, dim, count, n)) return",
-        "if (const auto view = as_view(tensor, dim, count, n); view && is_last(tensor, dim)) return",
+        "if (view && (!tensor.is_cuda()",
+        "if (view && is_last(tensor, dim) && (!tensor.is_cuda()",
     ),
     Fault(
         "host-losses-bytes-in-another-order",

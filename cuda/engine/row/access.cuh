@@ -1,6 +1,6 @@
 #pragma once
-// How a row's vectors are read and written. Vector i has elements [i·W, (i + 1)·W) of the row at any alignment: which thread
-// has an element, and with it the order of a row's sums, depends on neither its address nor the tensor's strides.
+// Loads and stores of a row's vectors. Vector i holds the elements [i·W, (i + 1)·W) of the row. Which thread has an
+// element, and with it the order of a row's sums, depends on the length of the row alone, and not on its address.
 #include "device/vector.cuh"
 
 namespace fastops::FASTOPS_ARCH {
@@ -8,163 +8,173 @@ namespace fastops::FASTOPS_ARCH {
 using device::accumulate_t;
 using device::Vector;
 
-template <class V>
-constexpr int kWords = sizeof(V) / 4;
-
-template <class V>
-__device__ inline unsigned* words_of(V& v) {
-  return reinterpret_cast<unsigned*>(&v);
-}
-template <class V>
-__device__ inline const unsigned* words_of(const V& v) {
-  return reinterpret_cast<const unsigned*>(&v);
-}
-
-// Bytes [begin, begin + sizeof(V)) of a vector and the one behind it; begin is less than a vector.
-template <int ElementBytes, class V>
-__device__ inline V bytes_from(const V& first, const V& second, unsigned begin) {
-  constexpr int N = kWords<V>;
-  unsigned w[2 * N];
-#pragma unroll
-  for (int k = 0; k < N; ++k) {
-    w[k] = words_of(first)[k];
-    w[N + k] = words_of(second)[k];
+// The numbers of the vectors that a lane has: first, first + lanes, first + 2·lanes, ... kLanes: the lanes of a team within
+// a warp, or 0 for a power of two that is known when the kernel runs.
+template <int kLanes>
+struct LaneVectors {
+  int first, lane, team_lanes;
+  __device__ int lanes() const { return kLanes == 0 ? team_lanes : kLanes; }
+  __device__ int number(int g) const { return first + g * lanes(); }
+  // Whether vector g begins behind the last of n elements. of_lane: this lane's vector. If not, the vectors of all lanes
+  // of the warp, and only for words: a branch of single lanes takes longer than the arithmetic on a vector without powers.
+  __device__ bool is_behind(int g, int width, int n, bool of_lane) const {
+    if (of_lane) return number(g) * width >= n;
+    return width <= 2 && kLanes == 32 && (number(g) - lane) * width >= n;
   }
-  // By powers of two, since registers cannot be indexed.
-#pragma unroll
-  for (int step = N / 2; step > 0; step /= 2) {
-    if (step * 4 % ElementBytes != 0) break;
-    const bool moved = (begin & (step * 4)) != 0;
-#pragma unroll
-    for (int k = 0; k < N + step; ++k) w[k] = moved ? w[k + step] : w[k];
-  }
-  V v;
-#pragma unroll
-  for (int k = 0; k < N; ++k)
-    words_of(v)[k] = ElementBytes < 4 ? __funnelshift_r(w[k], w[k + 1], (begin & 3) * 8) : w[k];
-  return v;
-}
-
-// Elements of an unaligned row that lie in the aligned vector where it begins; of an aligned one W.
-template <int W, class T>
-__device__ inline int elements_ahead(const T* row) {
-  constexpr int kBytes = sizeof(Vector<T, W>);
-  return (kBytes - static_cast<int>(reinterpret_cast<uintptr_t>(row) % kBytes)) / static_cast<int>(sizeof(T));
-}
-
-// Which of a row's vectors a lane has: first, first + lanes, ...; the next lane has those behind them. `lanes`: a power of two.
-struct Turns {
-  int first, lane, lanes;
+  __device__ bool is_last_lane() const { return lane == lanes() - 1; }
 };
 
-// Reads a lane's vectors of the n elements at `row`; padding stands for what lies behind the last element. Every lane of the
-// warp calls it. Aligned: the vectors are whole and aligned.
-template <bool Aligned, int W, int kVectors, class T>
-__device__ inline void load_vectors(Vector<T, W> (&v)[kVectors], const T* row, int n, const Turns& turns,
+// A vector of T in which every element is x.
+template <class T, int W>
+__device__ inline Vector<T, W> filled(accumulate_t<T> x) {
+  accumulate_t<T> all[W];
+#pragma unroll
+  for (int k = 0; k < W; ++k) all[k] = x;
+  return device::narrow_all<T>(all);
+}
+
+// The rows of an operator that has halves among what it reads and writes may have any length at any address. Then W is
+// 2, a word, and words that begin at an odd half are made from two aligned words of neighbouring lanes. All other rows
+// consist of whole, aligned vectors.
+template <bool kWhole, class T>
+constexpr bool kJoinsWords = !kWhole && sizeof(T) == 2;
+
+// How a lane's words lie in a row of n halves. In a row at an odd half, word i has the high half of aligned word i,
+// which begins a half earlier, and the low half of aligned word i + 1, which the next lane has. Halves that no aligned
+// word of the lane has are moved by themselves: the row's last one, and those at both ends of a warp's words.
+struct HalfWords {
+  unsigned shift;     // 1: the row begins at an odd half
+  unsigned selector;  // of __byte_perm(): the word, from an aligned word and the next one
+  int single;         // which of the lane's words has a half by itself at its end; -1: none
+  bool any_shift;     // a row of the warp begins at an odd half
+
+  template <int kVectors, bool kAligned = false, int kLanes, class T>
+  static __device__ HalfWords of(const T* row, int n, const LaneVectors<kLanes>& own) {
+    HalfWords words;
+    words.shift = kAligned ? 0 : reinterpret_cast<uintptr_t>(row) / 2 % 2;
+    words.selector = words.shift ? 0x5432 : 0x3210;
+    words.any_shift = !kAligned && __any_sync(~0u, words.shift);
+    const int last = own.number(kVectors - 1);
+    int i = n <= 0 || n % 2 == static_cast<int>(words.shift) ? -1 : (n - 1) / 2;  // the word with the row's last half
+    if (words.shift && own.is_last_lane() && 2 * last + 1 < n) i = last;
+    const bool has = i >= own.first && i <= last && ((i - own.first) & (own.lanes() - 1)) == 0;
+    words.single = has ? (i - own.first) / own.lanes() : -1;
+    return words;
+  }
+};
+
+// Reads a lane's vectors of the n elements at `row`, which begins at a word if kAligned. `padding` takes the place of
+// the element behind the last one in its vector. Vectors behind the last element are 0 in rows of whole vectors and of
+// words, and `padding` in others. Every lane of the warp calls it.
+template <bool kWhole, int W, bool kAligned = false, int kVectors, class T, int kLanes>
+__device__ inline void load_vectors(Vector<T, W> (&v)[kVectors], const T* row, int n, const LaneVectors<kLanes>& own,
                                     accumulate_t<T> padding) {
-  using V = Vector<T, W>;
-  if constexpr (Aligned) {
+  const int left = n - own.first * W;
+  if constexpr (kWhole) {
+    const auto* vectors = reinterpret_cast<const Vector<T, W>*>(row) + own.first;
 #pragma unroll
     for (int g = 0; g < kVectors; ++g) {
-      const int i = turns.first + g * turns.lanes;
-      if (i * W >= n) break;
-      v[g] = reinterpret_cast<const V*>(row)[i];
+      v[g] = {};
+      if (g * own.lanes() * W < left) v[g] = vectors[g * own.lanes()];
+    }
+  } else if constexpr (!kJoinsWords<kWhole, T>) {
+#pragma unroll
+    for (int g = 0; g < kVectors; ++g) {
+#pragma unroll
+      for (int k = 0; k < W; ++k) {
+        const int at = g * own.lanes() * W + k;
+        v[g].at[k] = T(padding);
+        if (at < left) v[g].at[k] = row[own.first * W + at];
+      }
     }
   } else {
-    // By aligned vectors, which begin W - ahead elements early. The one with the row's end is read element by element, so
-    // that nothing behind a tensor is read.
-    const int ahead = elements_ahead<W>(row);
-    const V* aligned = reinterpret_cast<const V*>(row + ahead - W);
-    const int whole = (n - ahead) / W + (n >= ahead);  // aligned vectors before the row's end
-    accumulate_t<T> x[W];
-#pragma unroll
-    for (int k = 0; k < W; ++k) x[k] = padding;
-    const V empty = device::narrow_all<T>(x);
-    const bool is_last = turns.lane == turns.lanes - 1;
-    const int behind = turns.first + (kVectors - 1) * turns.lanes + 1;
-    V next_turn = empty, end = empty;
+    static_assert(W == 2);
+    const auto words = HalfWords::of<kVectors, kAligned>(row, n, own);
+    const T* from = row + own.first * W - words.shift;
+    const int words_left = left + static_cast<int>(words.shift) - 1;
 #pragma unroll
     for (int g = 0; g < kVectors; ++g) {
-      const int i = turns.first + g * turns.lanes;
-      v[g] = empty;
-      if (i < whole) v[g] = aligned[i];
+      const int at = g * own.lanes() * W;
+      unsigned word = 0;
+      if (at < words_left && (g > 0 || from >= row)) word = *reinterpret_cast<const unsigned*>(from + at);
+      if (g == 0 && from < row && left > 0) word = static_cast<unsigned>(row->bits) << 16;
+      v[g].pair[0] = word;
     }
-    if (is_last && behind < whole) next_turn = aligned[behind];
-    const bool has_end = (whole >= turns.first && whole < behind && ((whole - turns.first) & (turns.lanes - 1)) == 0) ||
-                         (is_last && whole == behind);
-    if (has_end) {
-      const int begin = (whole - 1) * W + ahead;
+    unsigned end = 0;
+    if (words.single >= 0) end = row[own.number(words.single) * W + words.shift].bits << 16 * words.shift;
+    if (words.any_shift) {
 #pragma unroll
-      for (int k = 0; k < W; ++k)
-        if (begin + k >= 0 && begin + k < n) x[k] = device::widen(row[begin + k]);
-      end = device::narrow_all<T>(x);
-#pragma unroll
-      for (int g = 0; g < kVectors; ++g)
-        if (turns.first + g * turns.lanes == whole) v[g] = end;
-      if (behind == whole) next_turn = end;
-    }
-#pragma unroll
-    for (int g = 0; g < kVectors; ++g) {
-      V next;
-#pragma unroll
-      for (int k = 0; k < kWords<V>; ++k) {
-        const bool gives_next = g + 1 < kVectors && turns.lane == 0;
-        const unsigned word = gives_next ? words_of(v[g + 1 < kVectors ? g + 1 : g])[k] : words_of(v[g])[k];
-        words_of(next)[k] = __shfl_sync(~0u, word, is_last ? 0 : turns.lane + 1, turns.lanes);
-        if (g + 1 == kVectors && is_last) words_of(next)[k] = words_of(next_turn)[k];
+      for (int g = 0; g < kVectors; ++g) {
+        // Behind the last of a warp's words there is nothing.
+        const unsigned given = own.lane > 0       ? v[g].pair[0]
+                               : g + 1 < kVectors ? v[g + 1 < kVectors ? g + 1 : g].pair[0]
+                                                  : 0;
+        const unsigned next = __shfl_sync(~0u, given, own.is_last_lane() ? 0 : own.lane + 1, own.lanes());
+        v[g].pair[0] = __byte_perm(v[g].pair[0], next, words.selector);
       }
-      v[g] = bytes_from<sizeof(T)>(v[g], next, (W - ahead) * sizeof(T));
+    }
+    // The word with the row's last element has nothing behind it, so that the bits are 0 there.
+    const unsigned behind = static_cast<unsigned>(device::narrow<T>(padding).bits) << 16;
+#pragma unroll
+    for (int g = 0; g < kVectors; ++g) {
+      if (g == words.single) v[g].pair[0] |= end;
+      if (g * own.lanes() * W + 1 == left) v[g].pair[0] |= behind;
     }
   }
 }
 
-// Writes the vectors of the n elements at `row` that some neighbouring lanes have, turn by turn: vector i by one lane, i + 1 by the
-// next, by the first one in the next turn. What crosses the bounds of aligned vectors goes to the lane that has the vector behind it:
-// stores of single elements, which are eight times as many, are left for the first and the last vector alone.
-template <bool Aligned, int W, class T>
+// Writes the vectors of the n elements at `row`: put() a lane's vectors one by one, then finish(). Every lane of the
+// warp calls both.
+template <bool kWhole, int W, int kVectors, class T, int kLanes>
 class VectorStore {
   using V = Vector<T, W>;
 
  public:
-  __device__ VectorStore(T* row, int n, const Turns& turns)
-      : row_(row), n_(n), turns_(turns), ahead_(Aligned ? W : elements_ahead<W>(row)) {}
+  __device__ VectorStore(T* row, int n, const LaneVectors<kLanes>& own)
+      : to_(row + own.first * W), left_(n - own.first * W), own_(own) {
+    if constexpr (kJoinsWords<kWhole, T>) words_ = HalfWords::of<kVectors>(row, n, own);
+  }
 
-  // Every lane of the warp calls it; those without a vector to write are not `live`.
-  __device__ void put(int i, bool live, bool first_turn, bool last_turn, const V& v) {
-    if constexpr (Aligned) {
-      if (live) reinterpret_cast<V*>(row_)[i] = v;
-    } else {
-      const bool is_last = turns_.lane == turns_.lanes - 1;
-      const int from = turns_.lane == 0 ? turns_.lanes - 1 : turns_.lane - 1;
-      V before;
-#pragma unroll
-      for (int k = 0; k < kWords<V>; ++k)
-        words_of(before)[k] =
-            __shfl_sync(~0u, is_last ? words_of(turn_before_)[k] : words_of(v)[k], from, turns_.lanes);
-      turn_before_ = v;
-      if (!live) return;
-      T* p = row_ + i * W;
-      const int left = n_ - i * W;
-      const bool whole = left >= W, joins = whole && (ahead_ == W || !(first_turn && turns_.lane == 0));
-      const bool joined = left >= 2 * W && !(last_turn && is_last);
-      if (joins)
-        *reinterpret_cast<V*>(p + ahead_ - W) = ahead_ == W ? v : bytes_from<sizeof(T)>(before, v, ahead_ * sizeof(T));
-      const int begin = joins ? ahead_ : 0, end = !whole ? left : joined ? ahead_ : W;
-      if (begin >= end) return;
-      accumulate_t<T> x[W];
-      device::widen(v, x);
+  __device__ void put(int g, const V& v) {
+    const int at = g * own_.lanes() * W;
+    if constexpr (kWhole) {
+      if (at < left_) *reinterpret_cast<V*>(to_ + at) = v;
+    } else if constexpr (!kJoinsWords<kWhole, T>) {
 #pragma unroll
       for (int k = 0; k < W; ++k)
-        if (k >= begin && k < end) p[k] = device::narrow<T>(x[k]);
+        if (at + k < left_) to_[at + k] = v.at[k];
+    } else {
+      // A word that begins at an odd half is written as the aligned word with its first half and the second half of the
+      // word before.
+      const unsigned word = v.pair[0];
+      unsigned aligned = word;
+      if (words_.any_shift) {
+        const unsigned before = __shfl_sync(~0u, own_.is_last_lane() ? earlier_ : word,
+                                            own_.lane == 0 ? own_.lanes() - 1 : own_.lane - 1, own_.lanes());
+        aligned = __byte_perm(word, before, words_.shift ? 0x1076 : 0x3210);
+      }
+      const bool is_first_half = g == 0 && own_.lane == 0 && words_.shift;
+      if (at + 1 < left_ + static_cast<int>(words_.shift) && !is_first_half)
+        *reinterpret_cast<unsigned*>(to_ + at - words_.shift) = aligned;
+      if (is_first_half && left_ > 0) to_[at] = {static_cast<unsigned short>(word)};
+      if (g == words_.single) single_ = word;
+      earlier_ = word;
     }
   }
 
+  __device__ void finish() {
+    if constexpr (kJoinsWords<kWhole, T>)
+      if (words_.single >= 0)
+        to_[words_.single * own_.lanes() * W + words_.shift] = {
+            static_cast<unsigned short>(single_ >> 16 * words_.shift)};
+  }
+
  private:
-  T* row_;
-  int n_;
-  Turns turns_;
-  int ahead_;
-  V turn_before_ = {};
+  T* to_;
+  int left_;
+  LaneVectors<kLanes> own_;
+  HalfWords words_;
+  unsigned earlier_ = 0, single_ = 0;  // the word of the last put(); the word of which finish() writes one half
 };
 
 }  // namespace fastops::FASTOPS_ARCH

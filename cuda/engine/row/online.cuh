@@ -75,8 +75,8 @@ struct Exponent {
       return so_far;
     }
   }
-  // The same sum about a peak that is not smaller. The product is rounded: fused with the addition of another lane's sum, it would
-  // differ from lane to lane.
+  // The same sum about a peak that is not smaller. The product is rounded: fused with the addition of another lane's
+  // sum, it would differ from lane to lane.
   __device__ OnlineSum<A> raised(const OnlineSum<A>& sum, A peak) const {
     return {peak, device::product(sum.sum, power(sum.max - peak))};
   }

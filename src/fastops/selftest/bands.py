@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _C
-from .._plan import DTYPES, ELEMENTWISE, NORMS, ROW_OPS, Facts
+from .._plan import DTYPES, ELEMENTWISE, NORMS, ROW_OPS, Facts, row_name
 from ..cases import Layout, misaligned, row_slice, stepped
 from ..cases.rope import LONGEST_HEADS
 
@@ -46,9 +46,9 @@ def bands_of(op: str, dtype: str, card: Facts | None) -> dict[Band, list[Problem
     if card is None:
         return _on_cpu(dtype, LONGEST_HEADS.get(op, _MOST))
     if op in NORMS:
-        return _collect(_norm(op, dtype, card))
+        return _collect(itertools.chain(_row(op, dtype, card), _norm_backward(op, dtype, card)))
     if op in ROW_OPS:
-        return _collect(_row(ROW_OPS[op], dtype, card))
+        return _collect(_row(op, dtype, card))
     if op == "linear":
         return _collect(_linear(dtype, card))
     if op == "lltm":
@@ -152,54 +152,64 @@ def _by_rule(
                 yield from (((rule, *schedule), count, n) for count in sorted({few, many}))
 
 
-def _norm(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
+def _norm_backward(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
     norm, residual = NORMS[op]
-    for backward in (False, True):
-        table = "norm_backward" if backward else "norm_forward"
-        ask = getattr(_C, f"plan_{table}")
-        for wide in _wide(dtype):
+    table = "norm_backward"
+    for wide in _wide(dtype):
 
-            def plan(rows: int, n: int, ask: Any = ask, parameter: str = "f32" if wide else dtype) -> Any:
-                return ask(norm, dtype, parameter, residual, rows, n, card)
+        def plan(rows: int, n: int, parameter: str = "f32" if wide else dtype) -> Any:
+            return _C.plan_norm_backward(norm, dtype, parameter, residual, rows, n, card)
 
-            # Of one or two numbers a gradient is the difference of equal ones.
-            lengths = [n for n in lengths_near_bounds(table, dtype) if n > 2]
-            for band, rows, n in _by_rule(dtype, lengths, _rows(card), plan, ["schedule"]):
-                yield (table, *band), Problem(backward, wide, rows, n)
-            # Of each number of warps and of teams in a block the shortest row, and the longest, which has the most
-            # shared memory, and the shortest of each number of units that a thread holds; so many that no schedule of
-            # fewer has them.
-            of_teams = sorted({*range(3, _EACH_LENGTH), *_lengths_of_teams(table, dtype)})
-            teams = functools.partial(_shape, plan, 1 << 20, ("rule", "threads", "blocks", "teams"))
-            ends = {(rule, n) for (rule, *_), ns in _by_shape(of_teams, teams).items() for n in (ns[0], ns[-1])}
-            per_thread = functools.partial(_units_per_thread, plan, _SIZES[dtype])
-            shortest = {(rule, ns[0]) for (rule, _), ns in _by_shape(of_teams, per_thread).items()}
-            for rule, n in sorted(ends | shortest):
-                fewest = {plan(rows, n)["schedule"]: rows for rows in reversed(_rows(card)) if rows > 1}
-                schedule, rows = max(fewest.items())
-                yield (table, rule, schedule), Problem(backward, wide, rows, n)
+        # Of one or two numbers a gradient is the difference of equal ones.
+        lengths = [n for n in lengths_near_bounds(table, dtype) if n > 2]
+        for band, rows, n in _by_rule(dtype, lengths, _rows(card), plan, ["schedule"]):
+            yield (table, *band), Problem(True, wide, rows, n)
+        # Of each number of warps and of teams in a block the shortest row, and the longest, which has the most
+        # shared memory, and the shortest of each number of units that a thread holds; so many that no schedule of
+        # fewer has them.
+        of_teams = sorted({*range(3, _EACH_LENGTH), *_lengths_of_teams(table, dtype)})
+        teams = functools.partial(_shape, plan, 1 << 20, ("rule", "threads", "blocks", "teams"))
+        ends = {(rule, n) for (rule, *_), ns in _by_shape(of_teams, teams).items() for n in (ns[0], ns[-1])}
+        per_thread = functools.partial(_units_per_thread, plan, _SIZES[dtype])
+        shortest = {(rule, ns[0]) for (rule, _), ns in _by_shape(of_teams, per_thread).items()}
+        for rule, n in sorted(ends | shortest):
+            fewest = {plan(rows, n)["schedule"]: rows for rows in reversed(_rows(card)) if rows > 1}
+            schedule, rows = max(fewest.items())
+            yield (table, rule, schedule), Problem(True, wide, rows, n)
+
+
+def _row_lengths(name: str, read: str, written: str) -> set[int]:
+    """Return lengths at, and on both sides of, the bound of every rule of the row engine that names the operator."""
+    smaller, larger = sorted((_SIZES[read], _SIZES[written]))
+    widths = {"16 bytes": 16 // larger, "8 bytes": 8 // larger, "words": 2 if smaller == 2 else 1}
+    lengths = set[int]()
+    for rule in _C.plan_rules()["row"]:
+        if name in rule["op"]:
+            width = widths[rule["read by"]]
+            bound = min(rule["up to"], _ENDLESS) * width
+            lengths |= {bound + more for more in (-width, -4, -2, -1, 0, 1, 2, 4, width)}
+    return {n for n in lengths if n > 0}
 
 
 def _row(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Problem]]:
-    for backward in (False, True):
-        name = op + "_backward" * backward
-        for wide in _wide(dtype) if op == "softmax" else (None,):
-            read, written = dtype, "f32" if wide else dtype
+    for backward in (False,) if op in NORMS else (False, True):
+        name = row_name(op, backward, dtype)
+        for wide in _wide(dtype) if op in NORMS or name.startswith("softmax") else (None,):
+            read, written = dtype, "f32" if wide and op not in NORMS else dtype
 
             def plan(rows: int, n: int, name: str = name, read: str = read, written: str = written) -> Any:
                 return _C.plan_row(name, read, written, rows, n, card)
 
-            width = 16 // max(_SIZES[read], _SIZES[written])
-            bounds = [min(rule["up to"], _ENDLESS) for rule in _C.plan_rules()["row"] if name in rule["op"]]
-            lengths = {1, *(bound * width + more for bound in bounds for more in (-1, 0, 1, width))}
-            if op != "softmax":  # of one class a gradient is the difference of equal numbers
+            lengths = _row_lengths(name, read, written) | {1}
+            if not name.startswith("softmax"):  # of one class a gradient is the difference of equal numbers
                 lengths.discard(1)
-            for band, rows, n in _by_rule(dtype, sorted(lengths), _rows(card), plan, ["kernel", "blocks"]):
+            of = ["kernel", "blocks", "teams"]
+            for band, rows, n in _by_rule(dtype, sorted(lengths), _rows(card), plan, of):
                 yield ("row", name, *band), Problem(backward, wide, rows, n)
             # Of each number of blocks that share a row the shortest and the longest of these.
-            shared = functools.partial(_shape, plan, _FEW_ROWS, ("rule", "kernel", "blocks"))
-            for band, ns in _by_shape(sorted({*lengths, *(width << k for k in range(18))}), shared).items():
-                for n in {ns[0], ns[-1]} if band[-1] > 1 else ():
+            shared = functools.partial(_shape, plan, _FEW_ROWS, ("rule", *of))
+            for band, ns in _by_shape(sorted({*lengths, *(16 << k for k in range(18))}), shared).items():
+                for n in {ns[0], ns[-1]} if band[-2] > 1 else ():
                     yield ("row", name, *band), Problem(backward, wide, _FEW_ROWS, n)
 
 

@@ -1,29 +1,37 @@
-"""layer_norm and add_layer_norm of halves over so many rows that on CUDA two go together, some of them far from 0."""
+"""layer_norm and add_layer_norm of halves of which some rows are far from 0: CUDA sums these twice, beside others."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from rules import rows_by_twos
+from rules import RowProblem, bands
 
 import fastops
+from fastops._plan import CARDS
 from fastops.cases import Make
 from fastops.cases import norms as formulas
 from fastops.selftest.accuracy import ulps
 from fastops.selftest.bits import same_bits
 
-# Twice as many rows as a card of 132 multiprocessors has at once, for others have up to 148. Of an odd number one is
-# alone.
-PROBLEMS = sorted({(2 * rows | 1, n) for norm, _, rows, n in rows_by_twos("bf16", "h200") if norm == "layer"})
+# The shortest and the longest rows of each rule, on cards with clusters and without.
+LENGTHS = sorted(
+    {
+        n
+        for card in ("h200", "a100")
+        for ns in bands(RowProblem("layer_norm", "bf16", "bf16"), CARDS[card]).values()
+        for n in ns
+        if n > 2
+    }
+)
 DISTANCES = (0.0, 1.0, -3.9, 4.1, 30.0, -1000.0)  # of the mean from 0, in standard deviations
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(
-    ("rows", "n", "residual"),
-    [(rows, n, residual) for rows, n in PROBLEMS for residual in (False, True) if n <= 4096 or not residual],
-)
-def test_values_and_rows_alone(rows: int, n: int, residual: bool, dtype: torch.dtype, cuda: torch.device) -> None:
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("n", LENGTHS)
+def test_values_and_rows_alone(n: int, residual: bool, dtype: torch.dtype, cuda: torch.device) -> None:
+    """A warp or a block has several short rows, of which some are summed again; the last block is not full."""
+    rows = 5401 if n <= 1024 else 301
     make = Make(cuda, dtype, seed=n)
     noise = make(100, n).float().repeat(-(-rows // 100), 1)[:rows]
     distances = torch.tensor(DISTANCES, device=cuda).repeat(rows)[:rows, None]
