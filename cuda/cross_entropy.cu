@@ -68,8 +68,7 @@ struct Targets {
   __device__ A each(A smoothing) const { return smoothing / static_cast<A>(classes); }
 };
 
-// What the sums of a row are of. `general`: of u with a cap, with Σ w·u, or with Σ e^(u - max)·(u - max); else of Σ e^u
-// alone.
+// The sums of a row: Σ e^u alone or, if General, also Σ w·u or Σ e^(u - max)·(u - max), and u may have a cap.
 template <class A, bool General>
 struct LikelihoodSum {
   OnlineSum<A> online;
@@ -405,13 +404,13 @@ struct Backward : WithoutSum {
   }
 };
 
-template <plan::row::Ops kPlain, plan::row::Ops kGeneral, template <class, bool, int> class Op, class Problem>
+template <template <class, bool, int> class Op, class Problem>
 int launch(const Problem& a, bool general, void* stream) {
   return dispatch(a.dtype, [&](auto t) -> int {
     using T = typename decltype(t)::type;
     return dispatch_bool(general, [&](auto is_general) -> int {
       constexpr bool kIsGeneral = decltype(is_general)::value || sizeof(T) == 8;  // the kernels of f64 are the largest
-      constexpr plan::row::Ops kOp = kIsGeneral ? kGeneral : kPlain;
+      constexpr plan::row::Ops kOp = Op<T, kIsGeneral, 1>::kOp;
       return launch_rows<kOp, T, T>({kOp, a.dtype, a.dtype, a.n}, a.rows, static_cast<cudaStream_t>(stream),
                                     [&](auto width) { return Op<T, kIsGeneral, decltype(width)::value>(a); });
     });
@@ -421,8 +420,7 @@ int launch(const Problem& a, bool general, void* stream) {
 }  // namespace
 
 int likelihood(const LikelihoodForward& a, void* stream) {
-  return launch<plan::row::kLikelihood, plan::row::kLikelihoodGeneral, Forward>(
-      a, a.softcap != 0 || a.smoothing != 0 || a.needs_entropy, stream);
+  return launch<Forward>(a, a.softcap != 0 || a.smoothing != 0 || a.needs_entropy, stream);
 }
 
 int likelihood_merge(const LikelihoodMerge& a, void* stream) {
@@ -431,8 +429,7 @@ int likelihood_merge(const LikelihoodMerge& a, void* stream) {
 }
 
 int likelihood_backward(const LikelihoodBackward& a, void* stream) {
-  return launch<plan::row::kLikelihoodBackward, plan::row::kLikelihoodGeneralBackward, Backward>(
-      a, a.softcap != 0 || a.smoothing != 0 || a.grad_entropy.data, stream);
+  return launch<Backward>(a, a.softcap != 0 || a.smoothing != 0 || a.grad_entropy.data, stream);
 }
 
 }  // namespace fastops::FASTOPS_ARCH

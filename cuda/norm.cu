@@ -62,7 +62,7 @@ constexpr int resident_threads_of_norm(bool layer) {
   return layer ? 1280 : 1536;
 }
 
-// What both norms share.
+// The members that the policies of both norms have: operands, and how a row is addressed.
 template <class T, int W, bool kLayer>
 struct NormOp {
   using In = T;
@@ -235,10 +235,11 @@ struct LayerForward : NormOp<T, W, true> {
   }
 };
 
-template <plan::row::Ops kOp, template <class, int> class Op>
+template <template <class, int> class Op>
 int launch(const NormForward& a, void* stream) {
   return dispatch(a.dtype, [&](auto t) -> int {
     using T = typename decltype(t)::type;
+    constexpr plan::row::Ops kOp = Op<T, 1>::kOp;
     return launch_rows<kOp, T, T>({kOp, a.dtype, a.dtype, a.n}, a.rows, static_cast<cudaStream_t>(stream),
                                   [&](auto width) { return Op<T, decltype(width)::value>(a); });
   });
@@ -247,8 +248,7 @@ int launch(const NormForward& a, void* stream) {
 }  // namespace
 
 int norm_forward(const NormForward& a, void* stream) {
-  return a.norm == Norm::rms ? launch<plan::row::kRmsNorm, RmsForward>(a, stream)
-                             : launch<plan::row::kLayerNorm, LayerForward>(a, stream);
+  return a.norm == Norm::rms ? launch<RmsForward>(a, stream) : launch<LayerForward>(a, stream);
 }
 
 }  // namespace fastops::FASTOPS_ARCH

@@ -1,5 +1,5 @@
 #pragma once
-// What the kernels of the norms' backward share: how the threads of a team divide a row, its sums, parameters.
+// Helpers of the norms' backward kernels: how the threads of a team divide a row, a row's sums, parameters.
 //
 // A team of threads takes a row: some lanes of a warp, some warps of a block, or the blocks of a cluster. Vector g of
 // thread t is number g·team + t of the row. How many elements a vector has and how large a team is depends on n and the

@@ -44,7 +44,7 @@ struct Forward {
   __device__ Sum raised(const Sum& sum, A peak) const { return exponent.raised(sum, peak); }
   __device__ Sum add(const Sum& a, const Sum& b) const { return {a.max, a.sum + b.sum}; }
   __device__ Sum merge(const Sum& a, const Sum& b) const { return exponent.merge(a, b); }
-  // With kPeak the elements become their powers, but stay what they are for the logarithm.
+  // If kPeak, replaces the elements by their powers, unless the output is the logarithm.
   __device__ void add(Sum& sum, A (&x)[1][kWidth], int64_t) const {
     if constexpr (kPeak) {
       A powers[kWidth];

@@ -44,7 +44,7 @@ __device__ inline V bytes_from(const V& first, const V& second, unsigned begin) 
     w[k] = words_of(first)[k];
     w[N + k] = words_of(second)[k];
   }
-  // By powers of two, because registers cannot be indexed.
+  // The words move by powers of two, because registers cannot be indexed.
 #pragma unroll
   for (int step = N / 2; step > 0; step /= 2) {
     if (step * 4 % ElementBytes != 0) break;

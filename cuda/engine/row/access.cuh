@@ -105,7 +105,7 @@ __device__ inline void load_vectors(Vector<T, W> (&v)[kVectors], const T* row, i
     if (words.any_shift) {
 #pragma unroll
       for (int g = 0; g < kVectors; ++g) {
-        // Behind the last of a warp's words there is nothing.
+        // Lane 0 gives its word g + 1, which follows the last lane's word g. The last g has none.
         const unsigned given = own.lane > 0       ? v[g].pair[0]
                                : g + 1 < kVectors ? v[g + 1 < kVectors ? g + 1 : g].pair[0]
                                                   : 0;

@@ -1,6 +1,5 @@
 #pragma once
-// Where a block keeps its part of a row from the load to the store: RowInRegisters or RowInShared. Both have the same
-// interface:
+// RowInRegisters and RowInShared keep a block's part of a row from the load to the store. Both have the same interface:
 //
 //   load(row, part)             starts to read a part; of a residual too, which is added
 //   arrive(row, g)              waits for vector g of the thread's inputs, when it is used for the first time

@@ -160,7 +160,7 @@ def _norm_backward(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Pro
         def plan(rows: int, n: int, parameter: str = "f32" if wide else dtype) -> Any:
             return _C.plan_norm_backward(norm, dtype, parameter, residual, rows, n, card)
 
-        # Of one or two numbers a gradient is the difference of equal ones.
+        # The gradient of a row of one or two numbers is a difference of equal numbers, which has no digits to compare.
         lengths = [n for n in lengths_near_bounds(table, dtype) if n > 2]
         for band, rows, n in _by_rule(dtype, lengths, _rows(card), plan, ["schedule"]):
             yield (table, *band), Problem(True, wide, rows, n)
