@@ -38,8 +38,6 @@ Tensor copy_of(const Tensor& tensor) {
   return call<Tensor>("aten::clone", tensor, std::optional(torch::headeronly::MemoryFormat::Contiguous));
 }
 
-static bool starts_at(const void* p, int64_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
-
 Rows as_aligned_rows(const Tensor& tensor, int64_t dims) {
   Rows rows = as_rows(tensor, dims);
   const int64_t size = size_of(*dtype_of(tensor)), word = word_bytes(tensor, rows.n);

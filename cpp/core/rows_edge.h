@@ -1,6 +1,7 @@
 #pragma once
 // The Torch edge that row-wise ops share: tensors seen as rows, affine parameters, the sums for their gradients.
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 
@@ -25,6 +26,7 @@ Rows as_rows(const Tensor& tensor, int64_t dims);
 // What does not is copied: then the words, and with them a result's bits, depend on n alone.
 Rows as_aligned_rows(const Tensor& tensor, int64_t dims);
 Tensor as_aligned(Tensor tensor);
+inline bool starts_at(const void* p, int64_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 // A contiguous copy, also of a tensor that is contiguous.
 Tensor copy_of(const Tensor& tensor);
 

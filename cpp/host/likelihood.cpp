@@ -167,8 +167,7 @@ int64_t stride_of_rows(const char* op, const Tensor& out, const Tensor& input, i
   check_alike(op, "out", out, "input", input);
   const TensorRows rows = rows_along(out, dim, *dtype_of(out));
   const int64_t stride = rows.count > 1 ? rows.view.inner_stride : rows.n;
-  const bool apart = out.is_cuda() && stride * size_of(*dtype_of(out)) % 16 == 0 &&
-                     reinterpret_cast<uintptr_t>(out.const_data_ptr()) % 16 == 0;
+  const bool apart = out.is_cuda() && stride * size_of(*dtype_of(out)) % 16 == 0 && starts_at(out.const_data_ptr(), 16);
   FASTOPS_CHECK(
       !rows.copy && rows.view.inner >= rows.count && (stride == rows.n || apart), op,
       "out must have dense rows, or on CUDA rows that begin at multiples of 16 bytes; dense rows of a multiple of 16 "

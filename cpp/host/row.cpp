@@ -58,8 +58,7 @@ bool is_aligned(const RowsView& view, int64_t count, int64_t n, DType read, DTyp
   const plan::row::Problem problem{plan::row::kPowers, read, written, n};
   const plan::Access access = problem.access();
   const int64_t size = size_of(read), bytes = access == plan::Access::word ? size : problem.width(access) * size;
-  return reinterpret_cast<uintptr_t>(view.data) % bytes == 0 &&
-         (view.inner <= 1 || view.inner_stride * size % bytes == 0) &&
+  return starts_at(view.data, bytes) && (view.inner <= 1 || view.inner_stride * size % bytes == 0) &&
          (count <= view.inner || view.outer_stride * size % bytes == 0);
 }
 
