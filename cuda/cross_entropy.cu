@@ -137,14 +137,13 @@ struct Forward {
     return sum;
   }
   __device__ A peak(const Sum& sum) const { return sum.online.max; }
-  __device__ A peak(A so_far, const Vector<T, kWidth>& v, int64_t column) const {
+  __device__ A peak(A so_far, const Vector<T, kWidth>& v, int left) const {
     if constexpr (General)
-      if (cap.cap != 0) return peak_of_capped(so_far, v, column);
+      if (cap.cap != 0) return peak_of_capped(so_far, v, left);
     return exponent.peak(so_far, v);
   }
   // u is monotone in z, so that one tanh a vector is enough. It may be a few units below the largest u.
-  __device__ A peak_of_capped(A so_far, const Vector<T, kWidth>& v, int64_t column) const {
-    const int left = static_cast<int>(min(targets.n - column, int64_t{kWidth}));
+  __device__ A peak_of_capped(A so_far, const Vector<T, kWidth>& v, int left) const {
     const A sign = cap.ratio < 0 ? A(-1) : A(1);
     A z[kWidth], largest = exponent.kNone;
     device::widen(v, z);
@@ -183,11 +182,10 @@ struct Forward {
     else
       exponent.add(sum, u);
   }
-  __device__ void add(Sum& sum, const A (&z)[1][kWidth], int64_t column) const {
+  __device__ void add(Sum& sum, const A (&z)[1][kWidth], int64_t column, int left) const {
     if constexpr (!General) {
       add_powers(sum.online, z[0]);
     } else {
-      const int left = static_cast<int>(min(targets.n - column, int64_t{kWidth}));
       A u[kWidth], terms[kWidth];
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) u[k] = z[0][k];
@@ -366,7 +364,7 @@ struct Backward : WithoutSum {
   __device__ void write(const A (&z)[1][kWidth], const Row& row, int, int64_t column, A (&y)[kWidth]) const {
     const State& of = row.of;
     const int64_t from_column = row.target - column;
-    const bool has_target = from_column >= 0 && from_column < kWidth;
+    const bool has_target = static_cast<uint64_t>(from_column) < kWidth;
     const int target = has_target ? static_cast<int>(from_column) : -1;
     if (row.skip) {
 #pragma unroll

@@ -137,7 +137,7 @@ struct RmsForward : NormOp<T, W, false> {
 
   __device__ Sum zero() const { return {0}; }
   __device__ Sum merge(const Sum& a, const Sum& b) const { return {a.squares + b.squares}; }
-  __device__ void add(Sum& sum, const A (&x)[1][kWidth], int64_t) const { sum.squares += square_sum(x[0]); }
+  __device__ void add(Sum& sum, const A (&x)[1][kWidth], int64_t, int) const { sum.squares += square_sum(x[0]); }
   __device__ State finish(const Row&, const Sum& sum, int64_t r, bool saves) const {
     const A rstd = inverse_sqrt<T>(sum.squares * this->inverse_n, this->eps);
     if (saves && this->statistics.rstd) static_cast<A*>(this->statistics.rstd)[r] = rstd;
@@ -187,17 +187,16 @@ struct LayerForward : NormOp<T, W, true> {
   __device__ Sum zero() const { return {0, 0}; }
   __device__ Sum merge(const Sum& a, const Sum& b) const { return {a.distances + b.distances, a.squares + b.squares}; }
   __device__ A first_center() const { return 0; }
-  __device__ void add(Sum& sum, const A (&x)[1][kWidth], int64_t) const {
+  __device__ void add(Sum& sum, const A (&x)[1][kWidth], int64_t, int) const {
     sum.distances += device::tree_sum(x[0]) * scale;
     sum.squares += square_sum(x[0]);
   }
-  __device__ void add_about(A center, Sum& sum, const A (&x)[1][kWidth], int64_t column) const {
+  __device__ void add_about(A center, Sum& sum, const A (&x)[1][kWidth], int64_t column, int left) const {
     A d[1][kWidth];
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) d[0][k] = x[0][k] - center;
-    if constexpr (kWidth == 2)
-      if (column + 1 >= this->n) d[0][1] = 0;
-    add(sum, d, column);
+    if (kWidth == 2 && left == 1) d[0][kWidth - 1] = 0;
+    add(sum, d, column, left);
   }
   // Products are rounded, lest they be fused into other sums in other kernels.
   __device__ Moments moments(const Sum& sum, A center) const {

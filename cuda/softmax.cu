@@ -40,12 +40,12 @@ struct Forward {
   __device__ Row row(int64_t r) const { return {{input.at(r)}, output + r * n}; }
   __device__ Sum zero() const { return {exponent.kNone, 0}; }
   __device__ A peak(const Sum& sum) const { return sum.max; }
-  __device__ A peak(A so_far, const Vector<T, kWidth>& v, int64_t) const { return exponent.peak(so_far, v); }
+  __device__ A peak(A so_far, const Vector<T, kWidth>& v, int) const { return exponent.peak(so_far, v); }
   __device__ Sum raised(const Sum& sum, A peak) const { return exponent.raised(sum, peak); }
   __device__ Sum add(const Sum& a, const Sum& b) const { return {a.max, a.sum + b.sum}; }
   __device__ Sum merge(const Sum& a, const Sum& b) const { return exponent.merge(a, b); }
   // If kPeak, replaces the elements by their powers, unless the output is the logarithm.
-  __device__ void add(Sum& sum, A (&x)[1][kWidth], int64_t) const {
+  __device__ void add(Sum& sum, A (&x)[1][kWidth], int64_t, int) const {
     if constexpr (kPeak) {
       A powers[kWidth];
 #pragma unroll
@@ -121,7 +121,7 @@ struct Backward {
   __device__ Sum zero() const { return {0}; }
   __device__ Sum merge(const Sum& a, const Sum& b) const { return {a.sum + b.sum}; }
   __device__ A padding() const { return 0; }
-  __device__ void add(Sum& sum, const A (&x)[2][kWidth], int64_t) const {
+  __device__ void add(Sum& sum, const A (&x)[2][kWidth], int64_t, int) const {
     A terms[kWidth];
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) terms[k] = log ? x[0][k] : x[0][k] * x[1][k];

@@ -40,8 +40,8 @@ FAULTS = on_cuda(
             (*SOFTMAXES, *LOSSES, *NORMS),
             "cuda/engine/row/access.cuh",
             "The vector behind a row's end is read, behind the tensor's end for the last row.",
-            "if (g * own.lanes() * W < left) v[g] = vectors[g * own.lanes()];",
-            "if (g * own.lanes() * W <= left) v[g] = vectors[g * own.lanes()];",
+            "if (g * step < left) v[g] = *reinterpret_cast<const Vector<T, W>*>(from + g * step);",
+            "if (g * step <= left) v[g] = *reinterpret_cast<const Vector<T, W>*>(from + g * step);",
         ),
         Fault(
             "cuda-power-without-its-rest",
@@ -125,13 +125,13 @@ FAULTS = on_cuda(
             "",
         ),
         Fault(
-            "cuda-rows-half-at-the-end",
+            "cuda-rows-second-half",
             1,
             (*SOFTMAXES, *NORMS),
             "cuda/engine/row/access.cuh",
-            "The last half of a row that begins inside a word is the one before it.",
-            "static_cast<unsigned short>(single_ >> 16 * words_.shift)",
-            "static_cast<unsigned short>(single_)",
+            "The second half of a word is the first one, in rows that begin inside a word.",
+            "static_cast<unsigned short>(kept_[g] >> 16)",
+            "static_cast<unsigned short>(kept_[g])",
         ),
         Fault(
             "cuda-entropy-of-a-larger-scale",

@@ -289,8 +289,8 @@ FAULTS = on_cuda(
             NORMS,
             "cuda/engine/row/storage.cuh",
             "Each part of a row that one block has in parts is multiplied by the weights of the first part.",
-            "op_.template column<P>(k).from(part.first).template load<Form::kWhole>(",
-            "op_.template column<P>(k).template load<Form::kWhole>(",
+            "          .from(part.first)\n          .template load<Form::kWhole>(",
+            "          .template load<Form::kWhole>(",
         ),
         Fault(
             "cuda-norm-float32-parameters-of-parts",
@@ -316,7 +316,7 @@ FAULTS = on_cuda(
             LAYER_NORMS,
             "cuda/norm.cu",
             "A row of an odd number of halves that is summed again adds one element too many.",
-            "    if constexpr (kWidth == 2)\n      if (column + 1 >= this->n) d[0][1] = 0;\n",
+            "    if (kWidth == 2 && left == 1) d[0][kWidth - 1] = 0;\n",
             "",
         ),
         Fault(

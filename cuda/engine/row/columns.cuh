@@ -14,18 +14,18 @@ struct Column {
   // The operand from element `first` on.
   __device__ Column from(int64_t first) const { return {data ? data + first : nullptr, absent}; }
 
-  // Reads elements [first, first + W) of n; those behind the last one are 0. kWhole: n is a multiple of W.
+  // Reads elements [first, first + W) of n; those behind the last one are `absent`. kWhole: n is a multiple of W.
+  // is_within: none is behind it.
   template <bool kWhole, int W>
-  __device__ void load(int first, int n, A (&x)[W]) const {
-    if (!data) {
-#pragma unroll
-      for (int k = 0; k < W; ++k) x[k] = absent;
-      return;
-    }
-    Vector<P, W> v = {};  // a copy, because a reference takes one load for each word
-    if (first + W <= n) v = *reinterpret_cast<const Vector<P, W>*>(data + first);
+  __device__ void load(int first, int n, bool is_within, A (&x)[W]) const {
+    Vector<P, W> v = filled<P, W>(absent);  // a vector, because a reference takes one load for each word
+    const auto* from = reinterpret_cast<const Vector<P, W>*>(data + first);
+    if (data && (kWhole ? first < n : is_within)) v = *from;
     device::widen(v, x);
-    if (!kWhole && W == 2 && first + 1 == n) x[0] = device::widen(data[first]);
+    if (kWhole || !data || is_within) return;
+#pragma unroll
+    for (int k = 0; k < W; ++k)
+      if (first + k < n) x[k] = device::widen(data[first + k]);
   }
 
   // Reads a lane's vectors.

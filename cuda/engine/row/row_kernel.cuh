@@ -6,7 +6,9 @@
 //   Accumulate, kWidth    dtype of the arithmetic; elements of a vector
 //   Sum                   a monoid: zero(), merge(a, b); that of WithoutSum: none
 //   row(r)                a Row: the addresses of row r; `skip`: the row does not count
-//   add(sum, x, column)   adds the elements x of a vector of each input; padding() follows a row's last element
+//   add(sum, x, column, left)
+//                         adds the elements x of a vector of each input, from `column` on. x has padding() behind the
+//                         first `left` ones, of which there may be none
 //   finish(row, sum, r, saves)
 //                         the State that write() reads; `saves`: this thread alone may save numbers of the row. Without
 //                         a Sum: finish(row, r, saves)
@@ -14,18 +16,18 @@
 //                         the elements y of the output; `columns` only if there are column operands
 //   kResidentThreads<Form>
 //                         threads per multiprocessor that the registers of add() and write() leave room for
-//   kPowers               add() and write() take a power for each element, so that a thread skips vectors behind the
-//                         row's end. If not, such vectors are 0, which must not change a Sum about the first center
+//   kPowers               add() and write() take a power for each element, so that a thread skips whole vectors behind
+//                         the row's end. If not, such vectors are 0, which must not change a Sum about the first center
 //
 // Four groups of further words, each named by a constant:
 //
 //   kPeak       A Sum is relative to a peak, such as the largest element. Before a thread adds its vectors of a part, it
-//               raises the Sum to their peak: peak(sum), peak(so_far, vector, column), raised(sum, peak). Lanes merge by
+//               raises the Sum to their peak: peak(sum), peak(so_far, vector, left), raised(sum, peak). Lanes merge by
 //               raising their Sums to one peak, and add(a, b) of those. add() may replace x by what write() reads, and
 //               prepare(x, peak) replaces x likewise. weighted(state, peak) is the State for write(), because x is
 //               relative to the thread's peak and not to the row's.
 //   kCenter     A Sum is of distances from a center, first_center() at first. If again(sum), the row is summed once more
-//               about center(row, sum), by add_about(center, sum, x, column). The center is finish()'s last argument.
+//               about center(row, sum), by add_about(center, sum, x, column, left). The center is finish()'s last argument.
 //   kResidual   Row::residual, if given, is added to the input: combine(input, residual) is a vector that takes the
 //               input's place and is written to Row::sum.
 //   kColumns    The number of operands with an element for each column: column<P>(k), of dtype P, which is f32 if
@@ -62,7 +64,7 @@ struct WithoutSum {
   __device__ Sum zero() const { return {}; }
   __device__ Sum merge(const Sum& a, const Sum&) const { return a; }
   template <class Values>
-  __device__ void add(Sum&, Values&, int64_t) const {}
+  __device__ void add(Sum&, Values&, int64_t, int) const {}
 };
 
 template <int kInputs, int W, class A>
@@ -75,12 +77,12 @@ __device__ inline void copy_values(const A (&from)[kInputs][W], A (&to)[kInputs]
 }
 
 template <class Op, class Sum, class Values>
-__device__ inline void add_elements(const Op& op, NoCenter, Sum& sum, Values& x, int64_t column) {
-  op.add(sum, x, column);
+__device__ inline void add_elements(const Op& op, NoCenter, Sum& sum, Values& x, int64_t column, int left) {
+  op.add(sum, x, column, left);
 }
 template <class Op, class Center, class Sum, class Values>
-__device__ inline void add_elements(const Op& op, Center center, Sum& sum, Values& x, int64_t column) {
-  op.add_about(center, sum, x, column);
+__device__ inline void add_elements(const Op& op, Center center, Sum& sum, Values& x, int64_t column, int left) {
+  op.add_about(center, sum, x, column, left);
 }
 
 template <class Op>
@@ -203,6 +205,14 @@ __device__ __forceinline__ void run_rows(const Op& op, const RowShape& shape) {
       device::widen(v, x[k]);
     }
   };
+  // Whether vector g is skipped, because it lies behind n elements. In rows of whole vectors only where it saves powers:
+  // a branch of single lanes takes longer than other arithmetic.
+  auto is_behind = [&](int g, int n) {
+    if constexpr (kWhole)
+      return Op::kPowers && own.number(g) * W >= n;
+    else
+      return own.are_behind(g, W, n);
+  };
   A peak = 0;  // of the thread's vectors so far: since its share of the sum began, or the writing pass
   auto raise = [&](Sum& sum, const RowPart& part) {
     if constexpr (Op::kPeak) {
@@ -210,8 +220,8 @@ __device__ __forceinline__ void run_rows(const Op& op, const RowShape& shape) {
 #pragma unroll
       for (int g = 0; g < kVectors; ++g) {
         const int i = own.number(g);
-        if (i * W >= part.elements) break;
-        peak = op.peak(peak, storage.input(0, g, true), part.first + i * W);
+        if (is_behind(g, part.elements)) break;
+        peak = op.peak(peak, storage.input(0, g, true), part.elements - i * W);
       }
       sum = op.raised(sum, peak);
     }
@@ -222,12 +232,12 @@ __device__ __forceinline__ void run_rows(const Op& op, const RowShape& shape) {
 #pragma unroll
     for (int g = 0; g < kVectors; ++g) {
       const int i = own.number(g);
-      if (own.is_behind(g, W, part.elements, Op::kPowers)) break;
+      if (is_behind(g, part.elements)) break;
       const Sum before = sum;
       if (!kOnePart || kIsFirst) storage.arrive(row, g);
       Values x;
       widen(g, x, kIsFirst);
-      add_elements(op, center, sum, x, part.first + i * W);
+      add_elements(op, center, sum, x, part.first + i * W, part.elements - i * W);
       if (!kIsFirst && i * W >= part.elements) sum = before;  // padding is far from the center
       if constexpr (kKeeps) copy_values(x, kept[g]);
     }
@@ -261,22 +271,12 @@ __device__ __forceinline__ void run_rows(const Op& op, const RowShape& shape) {
   if constexpr (!kWrites) {
     op.finish(row, sum_row(NoCenter{}, 0), r, saves);
   } else {
-    auto write_vectors = [&](const RowPart& part, const auto& state_of_row, auto column_dtype) {
-      using Out = typename Op::Out;
-      auto state = state_of_row;
-      if constexpr (Op::kPeak) state = op.weighted(state_of_row, peak);
-      const int n_to_write = is_row ? part.elements : 0;
-      if constexpr (Op::kResidual)
-        if (row.residual) {
-          VectorStore<kWhole, W, kVectors, In, Form::kLanes> sum(row.sum + part.first, n_to_write, own);
-#pragma unroll
-          for (int g = 0; g < kVectors; ++g) sum.put(g, storage.input(0, g, true));
-          sum.finish();
-        }
-      VectorStore<kWhole, W, kVectors, Out, Form::kLanes> output(row.output + part.first, n_to_write, own);
+    using Out = typename Op::Out;
+    using Output = VectorStore<kWhole, W, kVectors, Out, Form::kLanes>;
+    auto write_to = [&](Output& output, const RowPart& part, const auto& state, auto column_dtype) {
 #pragma unroll
       for (int g = 0; g < kVectors; ++g) {
-        if (own.is_behind(g, W, n_to_write, kWhole && Op::kPowers)) break;
+        if (is_behind(g, part.elements)) break;
         const int64_t column = part.first + own.number(g) * W;
         Values x;
         A y[W];
@@ -296,13 +296,28 @@ __device__ __forceinline__ void run_rows(const Op& op, const RowShape& shape) {
         }
         output.put(g, device::narrow_all<Out>(y));
       }
-      output.finish();
     };
-    // Column operands of f32 beside halves are read as they are used.
-    auto write = [&](const RowPart& part, const auto& state) {
-      if constexpr (Op::kColumns > 0 && sizeof(In) == 2)
-        if (op.columns_are_f32) return write_vectors(part, state, tag<float>{});
-      write_vectors(part, state, tag<In>{});
+    auto write = [&](const RowPart& part, const auto& state_of_row) {
+      auto state = state_of_row;
+      if constexpr (Op::kPeak) state = op.weighted(state_of_row, peak);
+      const int n_to_write = is_row ? part.elements : 0;
+      if constexpr (Op::kResidual)
+        if (row.residual) {
+          VectorStore<kWhole, W, kVectors, In, Form::kLanes> sum(row.sum + part.first, n_to_write, own);
+#pragma unroll
+          for (int g = 0; g < kVectors; ++g) sum.put(g, storage.input(0, g, true));
+          sum.finish();
+        }
+      Output output(row.output + part.first, n_to_write, own);
+      if constexpr (Op::kColumns > 0 && sizeof(In) == 2) {
+        if (op.columns_are_f32)
+          write_to(output, part, state, tag<float>{});
+        else
+          write_to(output, part, state, tag<In>{});
+      } else {
+        write_to(output, part, state, tag<In>{});
+      }
+      output.finish();
     };
 
     if constexpr (!kSums) {

@@ -73,7 +73,9 @@ class RowInRegisters {
     if (std::is_same_v<P, In> && k < kAhead)
       device::widen(columns_[k < kAhead ? k : 0][kAhead > 0 ? g : 0], x);
     else
-      op_.template column<P>(k).from(part.first).template load<Form::kWhole>(own_.number(g) * W, part.elements, x);
+      op_.template column<P>(k)
+          .from(part.first)
+          .template load<Form::kWhole>(own_.number(g) * W, part.elements, own_.are_within(g, W, part.elements), x);
   }
 
  private:
@@ -141,7 +143,8 @@ class RowInShared {
   template <class P, class A>
   __device__ void operand(int k, const RowPart& part, int g, A (&x)[W]) const {
     const Column<P> column = op_.template column<P>(k).from(part.first);
-    if (!std::is_same_v<P, In> || !column.data) return column.template load<true>(own_.number(g) * W, part.elements, x);
+    if (!std::is_same_v<P, In> || !column.data)
+      return column.template load<true>(own_.number(g) * W, part.elements, true, x);
     if (g == 0) device::wait_for_copies_but(0);
     const V v = *at(k == 0 ? kWeight : kRow, g);
     device::widen(v, x);
