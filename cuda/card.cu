@@ -20,6 +20,12 @@ int compute90() {
   });
 }
 
+int attribute(cudaDeviceAttr of, int device) {
+  int value = 0;
+  cudaDeviceGetAttribute(&value, of, device);
+  return value;
+}
+
 // The most blocks of a cluster, if each takes all the shared memory that a block may have; -1: no answer.
 int largest_cluster(int block_bytes) {
   cudaLaunchConfig_t config = launch_config(1, 1024, nullptr, static_cast<size_t>(block_bytes));
@@ -37,6 +43,7 @@ int largest_cluster(int block_bytes) {
 bool compute90_runs_here() { return compute90() == 1; }
 
 Card card() {
+  static const Card* const forced = plan::forced_card();
   static std::atomic<const Card*> known[PerDevice::kDevices];
   int device = 0;
   cudaGetDevice(&device);
@@ -44,12 +51,13 @@ Card card() {
   if (keeps)
     if (const Card* card = known[device].load(std::memory_order_acquire)) return *card;
   Card card;
-  card.multiprocessors = multiprocessors();
-  card.threads = device_attribute<cudaDevAttrMaxThreadsPerMultiProcessor>();
-  card.shared_bytes = device_attribute<cudaDevAttrMaxSharedMemoryPerMultiprocessor>();
-  card.block_bytes = device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>();
+  card.multiprocessors = std::max(1, attribute(cudaDevAttrMultiProcessorCount, device));
+  card.threads = attribute(cudaDevAttrMaxThreadsPerMultiProcessor, device);
+  card.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+  card.block_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   const int runs = compute90(), blocks = runs == 1 ? largest_cluster(card.block_bytes) : 0;
   card.cluster_blocks = std::max(blocks, 0);
+  if (forced) card = plan::at_most(card, *forced);
   if (keeps && runs != PerDevice::kUnknown && blocks >= 0) {
     static std::mutex mutex;
     const std::lock_guard<std::mutex> lock(mutex);

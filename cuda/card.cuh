@@ -1,5 +1,5 @@
 #pragma once
-// What the driver says of the current device, asked once.
+// What the driver says of the current device, asked once, or FASTOPS_CUDA_CARD of its plans.
 #include "dispatch.cuh"
 #include "plan/card.h"
 

@@ -1,5 +1,6 @@
 #pragma once
 // Blocks whose threads keep their columns and walk down the rows: for gradients that are sums over the rows.
+#include "card.cuh"
 #include "dispatch.cuh"
 
 namespace fastops::FASTOPS_ARCH {
@@ -21,7 +22,7 @@ inline Walk walk_columns(int64_t rows, int64_t groups, int64_t whole = 32) {
   while (x < widest && x < groups) x *= 2;
   y = kWalkThreads / x;
   const int64_t tiles = ceil_div(groups, x);
-  const auto chunks_of = [&](int64_t blocks) { return std::max<int64_t>(1, blocks * multiprocessors() / tiles); };
+  const auto chunks_of = [&](int64_t blocks) { return std::max<int64_t>(1, blocks * card().multiprocessors / tiles); };
   const int64_t least = std::min(ceil_div(rows, y), chunks_of(4)), most = std::min<int64_t>(chunks_of(16), 65535);
   const int64_t chunks = rows <= whole ? 1 : std::min(std::max(ceil_div(rows, y * 8), least), most);
   return {dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(chunks)), dim3(x, y)};

@@ -65,18 +65,6 @@ class PerDevice {
   std::atomic<int> answers_[kDevices] = {};
 };
 
-template <cudaDeviceAttr Attribute>
-int device_attribute() {
-  static PerDevice answers;
-  return answers.get([](int device) {
-    int value = 0;
-    cudaDeviceGetAttribute(&value, Attribute, device);
-    return value;
-  });
-}
-
-inline int multiprocessors() { return std::max(1, device_attribute<cudaDevAttrMultiProcessorCount>()); }
-
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // So few elements that each is to have a thread: how long one thread takes is what counts then.

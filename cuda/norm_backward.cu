@@ -219,7 +219,7 @@ int dispatch_all(const NormBackward& a, F f) {
 
 int norm_backward_long(const NormBackward& a, const Plan&, cudaStream_t stream) {
   if (!a.grad_input) return cudaSuccess;
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(a.rows, 2 * multiprocessors()));
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(a.rows, 2 * card().multiprocessors));
   return dispatch_all(a, [&](auto norm, auto t, auto p, auto width) -> int {
     using T = typename decltype(t)::type;
     using P = typename decltype(p)::type;

@@ -270,7 +270,7 @@ size_t shared_bytes(const Rope& p) { return 2 * kPairs * size_of(accumulate_type
 // team for the same reason.
 BackwardTasks backward_tasks(const QkNormRopeBackward& p) {
   BackwardTasks tasks{rope_tasks(p, kMostHeads, kMostHeads), {}};
-  const int64_t at_once = 2 * multiprocessors(), groups = tasks.groups[0] + tasks.groups[1];
+  const int64_t at_once = 2 * card().multiprocessors, groups = tasks.groups[0] + tasks.groups[1];
   const int64_t teams = kRopeThreads / tasks.lanes;
   for (int k = 0; k < p.tensors; ++k) {
     const int64_t share = std::max<int64_t>(1, at_once * tasks.groups[k] / groups);

@@ -2,6 +2,7 @@
 // The body of rope's kernels and of qk_norm_rope's: a team of lanes has some heads of one token, one after another, so that the
 // tables are read and a place is found once for all of them. A lane has W pairs of each head, or behind the rotary part 2·W numbers;
 // heads with more go in turns.
+#include "card.cuh"
 #include "dependent.cuh"
 #include "device/math.cuh"
 #include "device/vector.cuh"
@@ -293,7 +294,7 @@ inline int heads_of_team(const Rope& p, int lanes, int most) {
   constexpr int kThreadsEach = 2048;  // of a multiprocessor
   const int64_t heads = p.input[0].heads + p.input[1].heads, tokens = p.rotation.batch * p.rotation.seq;
   int each = most;
-  while (each > 1 && tokens * ceil_div(heads, each) * lanes < int64_t{kThreadsEach} * multiprocessors()) each /= 2;
+  while (each > 1 && tokens * ceil_div(heads, each) * lanes < int64_t{kThreadsEach} * card().multiprocessors) each /= 2;
   return each;
 }
 

@@ -129,14 +129,29 @@ def test_unknown_level_lists_the_choices() -> None:
     assert expected in result.stderr.splitlines()
 
 
-def test_unknown_arch_lists_the_choices() -> None:
-    groups = _C.build_info()["arch_groups"]
-    if not groups:
+def test_unknown_card_lists_the_choices() -> None:
+    if not _C.build_info()["arch_groups"]:
         pytest.skip("this build has no CUDA kernels")
-    result = python("import fastops", FASTOPS_CUDA_ARCH="sm1")
+    result = python("import fastops", FASTOPS_CUDA_CARD="k80")
     assert result.returncode == 1
-    expected = f"ImportError: [fastops] FASTOPS_CUDA_ARCH must be one of {', '.join(groups)}, got 'sm1'"
+    expected = f"ImportError: [fastops] FASTOPS_CUDA_CARD must be one of {', '.join(_C.plan_cards())}, got 'k80'"
     assert expected in result.stderr.splitlines()
+
+
+def test_a_card_is_not_forced_on_a_build_without_kernels() -> None:
+    if _C.build_info()["arch_groups"]:
+        pytest.skip("this build has CUDA kernels")
+    result = python("import fastops", FASTOPS_CUDA_CARD="a100")
+    assert result.returncode == 1
+    assert "FASTOPS_CUDA_CARD must be unset, since this build has no CUDA kernels, got 'a100'" in result.stderr
+
+
+def test_a_forced_card_has_its_facts_as_far_as_the_gpu_has_them(cuda: torch.device) -> None:
+    code = "from fastops import _C; print(_C.plan_card(0))"
+    own = ast.literal_eval(python(code).stdout)
+    for name, facts in _C.plan_cards().items():
+        found = ast.literal_eval(python(code, FASTOPS_CUDA_CARD=name).stdout)
+        assert found == [min(pair) for pair in zip(own, facts, strict=True)]
 
 
 def test_empty_variables_force_nothing() -> None:
@@ -147,7 +162,7 @@ def test_empty_variables_force_nothing() -> None:
 
 def test_variables_set_after_the_import_force_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(fastops.capabilities().forced)
-    monkeypatch.setenv("FASTOPS_CUDA_ARCH", "nonsense")
+    monkeypatch.setenv("FASTOPS_CUDA_CARD", "nonsense")
     assert fastops.capabilities().forced == before
 
 

@@ -61,19 +61,6 @@ std::string list_of(const std::vector<int>& archs) {
   return text.empty() ? "none" : text;
 }
 
-// The best group that FASTOPS_CUDA_ARCH allows.
-int highest_group() {
-  auto groups = arch_groups();
-  const char* forced = std::getenv("FASTOPS_CUDA_ARCH");
-  if (!forced || !*forced) return static_cast<int>(groups.size()) - 1;
-  std::string names;
-  for (size_t k = 0; k < groups.size(); ++k) {
-    if (groups[k] == forced) return static_cast<int>(k);
-    names += (k ? ", " : "") + groups[k];
-  }
-  throw std::invalid_argument("[fastops] FASTOPS_CUDA_ARCH must be one of " + names + ", got '" + forced + "'");
-}
-
 std::string older_driver(int driver) {
   return "the NVIDIA driver runs CUDA " + version_of(driver) +
          " and older, this build is of CUDA " FASTOPS_CUDA_VERSION;
@@ -102,7 +89,7 @@ std::vector<std::string> arch_groups() {
 
 #if FASTOPS_CUDA_ENABLED
 
-void check_environment() { highest_group(); }
+void check_environment() { plan::forced_card(); }
 
 int device_count(std::string* error) {
   int count = 0, driver = 0;
@@ -183,8 +170,8 @@ void Launch::check(int error) const {
 #else  // a CPU-only build: nothing below is reached by an op
 
 void check_environment() {
-  if (const char* forced = std::getenv("FASTOPS_CUDA_ARCH"); forced && *forced)
-    throw std::invalid_argument(std::string("[fastops] FASTOPS_CUDA_ARCH must be unset, since this build has no CUDA "
+  if (const char* forced = std::getenv("FASTOPS_CUDA_CARD"); forced && *forced)
+    throw std::invalid_argument(std::string("[fastops] FASTOPS_CUDA_CARD must be unset, since this build has no CUDA "
                                             "kernels, got '") +
                                 forced + "'");
 }

@@ -27,7 +27,8 @@ FASTOPS_EXPORT Device fit(int capability, int driver);
 FASTOPS_EXPORT Card card(int device);
 
 FASTOPS_EXPORT std::vector<std::string> arch_groups();
-// Throws std::invalid_argument if FASTOPS_CUDA_ARCH names a group that the binary lacks. Touches no driver.
+// Throws std::invalid_argument if FASTOPS_CUDA_CARD names no known card, or the build has no CUDA kernels. Touches no
+// driver.
 FASTOPS_EXPORT void check_environment();
 
 // Makes `device` current for this thread's launches and gives torch's current stream there.

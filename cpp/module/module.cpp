@@ -88,7 +88,7 @@ std::string cuda_error() {
 NB_MODULE(_C, m) {
   using namespace fastops;
   try {
-    // A bad FASTOPS_CPU_ISA or FASTOPS_CUDA_ARCH, or a CPU below the lowest level, stops the import, not the first call.
+    // A bad FASTOPS_CPU_ISA or FASTOPS_CUDA_CARD, or a CPU below the lowest level, stops the import, not the first call.
     isa();
     cuda::check_environment();
   } catch (const std::exception& error) {

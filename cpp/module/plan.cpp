@@ -46,9 +46,14 @@ void check_sizes(std::initializer_list<int64_t> sizes) {
     throw std::invalid_argument("[plan] there must be at most 2^50 numbers");
 }
 
-CardFacts card_of_device(int index) {
-  const Card c = cuda::card(index);
+CardFacts facts_of(const Card& c) {
   return {c.multiprocessors, c.threads, c.shared_bytes, c.block_bytes, c.cluster_blocks};
+}
+CardFacts card_of_device(int index) { return facts_of(cuda::card(index)); }
+nb::dict named_cards() {
+  nb::dict cards;
+  for (const NamedCard& card : kCards) cards[card.name] = nb::tuple(nb::cast(facts_of(card.facts)));
+  return cards;
 }
 
 // ---- the norms -------------------------------------------------------------------------------------------------------
@@ -331,6 +336,7 @@ nb::dict rules() {
 
 void bind(nb::module_& m) {
   m.def("plan_card", &card_of_device, nb::arg("index"), "The facts of a GPU that a plan may know.");
+  m.def("plan_cards", &named_cards, "The facts of every card that a plan or FASTOPS_CUDA_CARD may name.");
   m.def("plan_rules", &rules, "Every table of rules, by name.");
   m.def("plan_norm_backward", &plan_norm_backward, nb::arg("norm"), nb::arg("dtype"), nb::arg("parameter"),
         nb::arg("residual"), nb::arg("rows"), nb::arg("n"), nb::arg("card"), "What runs for the gradients.");

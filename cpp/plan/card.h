@@ -1,7 +1,5 @@
 #pragma once
-// What the choice of a CUDA kernel may know of a card: the driver's answers (cuda/card.cuh), or those of a card that is given by
-// its name (src/fastops/_plan.py).
-#include <cstdint>
+// What the choice of a CUDA kernel may know of a card: the driver's answers (cuda/card.cuh), or the facts of a named card.
 
 namespace fastops {
 
@@ -14,3 +12,28 @@ struct Card {
 };
 
 }  // namespace fastops
+
+namespace fastops::plan {
+
+struct NamedCard {
+  const char* name;
+  Card facts;
+};
+
+// From the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", and NVIDIA's data sheets.
+inline constexpr NamedCard kCards[] = {
+    {"b200", {148, 2048, 233472, 232448, 16}},   {"h200", {132, 2048, 233472, 232448, 16}},
+    {"h100", {132, 2048, 233472, 232448, 16}},   {"l4", {58, 1536, 102400, 101376, 0}},
+    {"rtx4090", {128, 1536, 102400, 101376, 0}}, {"a100", {108, 2048, 167936, 166912, 0}},
+    {"a10", {72, 1536, 102400, 101376, 0}},      {"t4", {40, 1024, 65536, 65536, 0}},
+    {"v100", {80, 2048, 98304, 98304, 0}},
+};
+
+// The card that FASTOPS_CUDA_CARD names, whose facts take the place of every GPU's own; null: none. Throws
+// std::invalid_argument if kCards lacks the name.
+const Card* forced_card();
+
+// The facts of `forced`, where the card itself has as much.
+Card at_most(const Card& card, const Card& forced);
+
+}  // namespace fastops::plan

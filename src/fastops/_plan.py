@@ -15,20 +15,8 @@ from .families.slices import RULES, multiplied_in, slices
 
 Facts = tuple[int, int, int, int, int]
 
-# Of each card: multiprocessors; the threads of one, and the bytes of its shared memory; a block's bytes of them at
-# most; and the most blocks of a cluster that each fill a multiprocessor, 0 without clusters. From the CUDA C++
-# Programming Guide, "Technical Specifications per Compute Capability", and NVIDIA's data sheets.
-CARDS: dict[str, Facts] = {
-    "b200": (148, 2048, 233472, 232448, 16),
-    "h200": (132, 2048, 233472, 232448, 16),
-    "h100": (132, 2048, 233472, 232448, 16),
-    "l4": (58, 1536, 102400, 101376, 0),
-    "rtx4090": (128, 1536, 102400, 101376, 0),
-    "a100": (108, 2048, 167936, 166912, 0),
-    "a10": (72, 1536, 102400, 101376, 0),
-    "t4": (40, 1024, 65536, 65536, 0),
-    "v100": (80, 2048, 98304, 98304, 0),
-}
+# The facts of a card by its name: cpp/plan/card.h.
+CARDS: dict[str, Facts] = _C.plan_cards()
 CPU = "cpu"
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 
@@ -108,16 +96,20 @@ class Plan:
 def card_here() -> tuple[str, Facts | None]:
     """The name and the facts of the current GPU, for which CUDA is initialised; the CPU where there is none.
 
+    The facts are those of the card that ``FASTOPS_CUDA_CARD`` names, as far as the GPU has them.
+
     Raises:
         RuntimeError: this build has no kernels for the GPU, which runs the reference.
     """
     from .capability import capabilities
 
-    if capabilities().no_gpu:
+    here = capabilities()
+    if here.no_gpu:
         return CPU, None
-    device = torch.cuda.current_device()
+    device, forced = torch.cuda.current_device(), here.forced.get("FASTOPS_CUDA_CARD")
     multiprocessors, threads, shared, block, cluster = _C.plan_card(device)
-    return torch.cuda.get_device_name(device), (multiprocessors, threads, shared, block, cluster)
+    name = torch.cuda.get_device_name(device) + (f" as {forced}" if forced else "")
+    return name, (multiprocessors, threads, shared, block, cluster)
 
 
 def facts_of(card: str) -> Facts | None:

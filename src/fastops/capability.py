@@ -15,7 +15,7 @@ from ._remedy import major_of, remedy
 from .sharding import lazy
 
 # As the extension read them, when it was loaded.
-_FORCED = {name: os.environ[name] for name in ("FASTOPS_CPU_ISA", "FASTOPS_CUDA_ARCH") if os.environ.get(name)}
+_FORCED = {name: os.environ[name] for name in ("FASTOPS_CPU_ISA", "FASTOPS_CUDA_CARD") if os.environ.get(name)}
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Capabilities:
         driver: version of the NVIDIA driver and the newest CUDA it runs.
         paths: torch device -> ``"cpu"`` or ``"cuda"`` kernels, or the plain ``"reference"``, which other devices
             and dtypes without a kernel run too.
-        forced: the environment variables that force a level or a group.
+        forced: the environment variables that force a level of CPU kernels or a card's plans.
         overrides: torch's functions that :func:`fastops.enable` has our kernels behind, with what ran before.
         dtensor: whether ``torch.distributed.tensor`` has the operators' rules of sharding, and if not, why.
     """
