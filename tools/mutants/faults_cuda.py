@@ -462,8 +462,8 @@ FAULTS = on_cuda(
             ("linear", "lltm"),
             "cuda/column_walk.cuh",
             "More tiles of columns than the card is to have blocks leave no chunk of rows, and the launch fails.",
-            "std::max<int64_t>(1, blocks * multiprocessors() / tiles)",
-            "blocks * multiprocessors() / tiles",
+            "std::max<int64_t>(1, blocks * card().multiprocessors / tiles)",
+            "blocks * card().multiprocessors / tiles",
         ),
         Fault(
             "cuda-linear-reads-a-row-behind",
