@@ -64,7 +64,7 @@ def test_the_docstring_names_operators_without_kernels() -> None:
     assert missing == ["linear", "linear_cross_entropy", "linear_log_prob", "lltm"]
     for name in fastops.ops.__all__:
         assert (f"``{name}``" in said) == (name in missing), name
-    for name in ("linear_epilogue", "lltm_cell", "lltm_few"):
+    for name in ("linear_epilogue", "lltm_cell"):
         assert has_kernel[name]
         assert has_kernel[f"{name}_backward"]
         assert name in said

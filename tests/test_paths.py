@@ -168,32 +168,6 @@ def test_no_tensor() -> None:
             call()
 
 
-@pytest.mark.parametrize(("rows", "op"), [(16, "lltm_few"), (17, "lltm_cell")])
-def test_few_rows_of_lltm_are_one_kernel(cuda: torch.device, rows: int, op: str) -> None:
-    sizes = [(rows, 32), (384, 160), (384,), (rows, 128), (rows, 128)]
-    inputs = [torch.randn(size, device=cuda, requires_grad=True) for size in sizes]
-    with Recorder() as recorder:
-        fastops.lltm(*inputs)[0].sum().backward()
-    assert recorder.ops == [op, f"{op}_backward"]
-    compiled = torch.compile(fastops.lltm, fullgraph=True, backend="aot_eager")
-    for actual, expected in zip(compiled(*inputs), fastops.lltm(*inputs), strict=True):
-        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("rows", [3, 13])
-def test_few_rows_of_lltm_take_the_infinite_beside_what_is_not_there(cuda: torch.device, rows: int) -> None:
-    state, features = 5, 3  # a tile of the kernel has more columns, and more rows
-    one = torch.ones(rows, state, device=cuda)
-    gates, bias = torch.ones(rows, 3 * state, device=cuda), torch.zeros(3 * state, device=cuda)
-    input, weights = torch.ones(rows, features, device=cuda), torch.ones(3 * state, state + features, device=cuda)
-    input[-1] = weights[-1] = torch.inf
-    found = torch.ops.fastops.lltm_few_backward(one, one, gates, input, weights, bias, one, one)
-    grad_input, grad_weights, _, grad_h, _ = found
-    for gradient in (grad_input, grad_h, grad_weights[:, state:]):
-        assert torch.isposinf(gradient).all()
-    assert torch.isfinite(grad_weights[:, :state]).all()
-
-
 @pytest.mark.parametrize("strict", [True, False])
 def test_lltm_is_exported_for_any_batch(strict: bool) -> None:
     class Step(torch.nn.Module):

@@ -13,7 +13,6 @@
 #include "plan/column_sum.h"
 #include "plan/cpu.h"
 #include "plan/linear.h"
-#include "plan/lltm.h"
 #include "plan/norm_backward.h"
 #include "plan/pointwise.h"
 #include "plan/row.h"
@@ -287,24 +286,6 @@ int plan_epilogue(bool backward, const std::string& dtype, int64_t rows, int64_t
                   : linear::plan(linear::kForward, pass, card_of(card));
 }
 
-nb::list lltm_rules() {
-  nb::list list;
-  for (const lltm::Rule& rule : lltm::kRules) {
-    nb::dict row;
-    row["batch up to"] = rule.batch_up_to;
-    row["inputs up to"] = rule.inputs_up_to;
-    row["weights up to"] = rule.weights_up_to;
-    row["kernel"] = rule.rows ? "one, of " + std::to_string(rule.rows) + " rows" : std::string("products and cell");
-    row["why"] = rule.why;
-    list.append(row);
-  }
-  return list;
-}
-int plan_lltm(int64_t batch, int64_t inputs, int64_t weights) { return lltm::plan({batch, inputs, weights}); }
-bool lltm_is_one_kernel(int64_t batch, int64_t inputs, int64_t weights) {
-  return lltm::kRules[lltm::plan({batch, inputs, weights})].rows > 0;
-}
-
 nb::dict plan_cpu(const std::string& dtype, int64_t rows, int64_t n, int64_t threads) {
   check_sizes({rows, n});
   check_sizes({threads});
@@ -328,7 +309,6 @@ nb::dict rules() {
   all["linear_bias"] = bias_rules();
   all["linear_forward"] = epilogue_rules(linear::kForward);
   all["linear_backward"] = epilogue_rules(linear::kBackward);
-  all["lltm"] = lltm_rules();
   return all;
 }
 
@@ -350,9 +330,6 @@ void bind(nb::module_& m) {
         nb::arg("outputs"), "Whether the library's product takes the bias on a GPU.");
   m.def("plan_epilogue", &plan_epilogue, nb::arg("backward"), nb::arg("dtype"), nb::arg("rows"), nb::arg("n"),
         nb::arg("bias"), nb::arg("aligned"), nb::arg("card"), "The number of the rule.");
-  m.def("plan_lltm", &plan_lltm, nb::arg("batch"), nb::arg("inputs"), nb::arg("weights"), "The number of the rule.");
-  m.def("lltm_is_one_kernel", &lltm_is_one_kernel, nb::arg("batch"), nb::arg("inputs"), nb::arg("weights"),
-        "Whether a step is one kernel on a GPU, products included.");
   m.def("plan_cpu", &plan_cpu, nb::arg("dtype"), nb::arg("rows"), nb::arg("n"), nb::arg("threads"),
         "How rows are shared among threads on the CPU.");
 }

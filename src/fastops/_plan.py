@@ -36,13 +36,12 @@ ROW_OPS = {
 }
 _LINEAR_LOSSES = ("linear_cross_entropy", "linear_log_prob")
 ELEMENTWISE = ("square", "relu", "sigmoid", "axpby", "swiglu", "geglu", "reglu", "glu")
-OPS = (*NORMS, *ROW_OPS, *_LINEAR_LOSSES, *ELEMENTWISE, "linear", "lltm")
+OPS = (*NORMS, *ROW_OPS, *_LINEAR_LOSSES, *ELEMENTWISE, "linear")
 # Of a problem, so that no product of its sizes overflows in the extension.
 _MOST_SIZE, _MOST_NUMBERS = 1 << 40, 1 << 50
 # The sizes that a problem is given by, in the order of its text.
 _SIZES = {
     "linear": ("rows", "features", "outputs"),
-    "lltm": ("batch", "features", "state"),
     **dict.fromkeys(_LINEAR_LOSSES, ("rows", "features", "classes")),
 }
 _TEAMS = {
@@ -148,8 +147,7 @@ def plan(
     Args:
         op: a public operator's name.
         dtype: ``f16``, ``bf16``, ``f32`` or ``f64``.
-        size: rows and their length; of ``linear`` rows, features and outputs, of its losses rows, features and classes,
-            of ``lltm`` batch, features and state.
+        size: rows and their length; of ``linear`` rows, features and outputs, of its losses rows, features and classes.
         card: a name of :data:`CARDS`, ``"cpu"``, or None for this machine's GPU, on which CUDA is initialised then,
             or its CPU where it has none.
         backward: the gradients' kernel.
@@ -180,7 +178,7 @@ def plan(
     elif op == "linear":
         found = _linear(dtype, size, facts, backward)
     else:
-        found = _lltm(size) if op == "lltm" else _elementwise(size)
+        found = _elementwise(size)
     return Plan(op, backward, name, *found)
 
 
@@ -268,13 +266,6 @@ def _linear_loss(dtype: str, size: Sequence[int], device: str, backward: bool) -
     return "slices", list(RULES).index(device), kernel, details, RULES[device].why
 
 
-def _lltm(size: Sequence[int]) -> _Found:
-    batch, features, state = size
-    number = _C.plan_lltm(batch, features + state, 3 * state * (features + state))
-    rule = _C.plan_rules()["lltm"][number]
-    return "lltm", number, rule["kernel"], {}, rule["why"]
-
-
 def _on_cpu(op: str, dtype: str, size: Sequence[int], backward: bool) -> Plan:
     rows, n = size[0], size[-1]
     threads = torch.get_num_threads()
@@ -296,7 +287,6 @@ def tables_of(op: str, backward: bool = False) -> dict[str, list[dict[str, Any]]
     direction = "backward" if backward else "forward"
     names = {
         "linear": ["linear_bias", f"linear_{direction}"],
-        "lltm": ["lltm"],
         **{norm: ["norm_backward" if backward else "row"] for norm in NORMS},
         **{name: ["row"] for name in ROW_OPS},
         **{name: ["pointwise"] for name in ELEMENTWISE},

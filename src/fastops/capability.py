@@ -97,8 +97,7 @@ class Capabilities:
         Args:
             op: a public operator's name.
             dtype: of the tensors.
-            size: rows and their length; of ``linear`` rows, features and outputs; of ``lltm`` batch, features and
-                state.
+            size: rows and their length; of ``linear`` rows, features and outputs.
             backward: the gradients' kernel.
             card: a card's name such as ``"h100"``, or ``"cpu"``; None for the current GPU, or the CPU where there is
                 none.

@@ -17,8 +17,8 @@ def library_path() -> str:
     - ``linear_cross_entropy`` and ``linear_log_prob``, which Python composes of torch's products and our kernels;
     - dtypes and devices that run the plain composition.
 
-    ``linear`` and ``lltm`` are Python functions of torch's products and of ``fastops::linear_epilogue``, ``lltm_cell``
-    and ``lltm_few``, which are there. An input that requires a gradient is an error. After ``fastops_enable(NULL)``,
+    ``linear`` and ``lltm`` are Python functions of torch's products and of ``fastops::linear_epilogue`` and
+    ``lltm_cell``, which are there. An input that requires a gradient is an error. After ``fastops_enable(NULL)``,
     declared in ``fastops/fastops.h``, torch's own layer_norm, rms_norm and softmax run our kernels, gradients included.
 
     Beside it in the package lie ``include/fastops/fastops.h`` and, for ``find_package(fastops)`` with this file's

@@ -12,7 +12,7 @@ import fastops
 from fastops import _plan, info
 
 OPS = _plan.OPS
-SIZES = {"linear": "64x768x1024", "lltm": "16x32x128"}
+SIZES = {"linear": "64x768x1024"}
 SIZES |= dict.fromkeys(("linear_cross_entropy", "linear_log_prob"), "8192x2048x128256")
 
 

@@ -224,22 +224,6 @@ def test_elementwise(layout: str, aligned: bool, of: str, elements: int, kernel:
 
 
 @pytest.mark.parametrize(
-    ("batch", "inputs", "weights", "rule"),
-    [
-        (8, 1024, 1 << 17, 0),
-        (9, 1024, 1 << 17, 1),
-        (16, 1, 1, 1),
-        (17, 1, 1, 2),
-        (16, 1025, 1, 2),
-        (1, 1, (1 << 17) + 1, 2),
-    ],
-)
-def test_lltm(batch: int, inputs: int, weights: int, rule: int) -> None:
-    assert _C.plan_lltm(batch, inputs, weights) == rule
-    assert _C.lltm_is_one_kernel(batch, inputs, weights) is (rule < 2)
-
-
-@pytest.mark.parametrize(
     ("rows", "n", "chunks"),
     [
         (1, 1, 1),

@@ -345,15 +345,6 @@ FAULTS = on_cuda(
             "",
         ),
         Fault(
-            "cuda-lltm-few-rows-without-barrier",
-            5,
-            ("lltm",),
-            "cuda/lltm_few.cu",
-            "Gradients of the gates are read before all threads have written theirs.",
-            "    __syncthreads();\n#pragma unroll\n    for (int i = 0; i < kEach; ++i) {\n      const A* gradients",
-            "#pragma unroll\n    for (int i = 0; i < kEach; ++i) {\n      const A* gradients",
-        ),
-        Fault(
             "cuda-rope-behind-the-head",
             3,
             ("rope", "qk_norm_rope"),
@@ -371,15 +362,6 @@ FAULTS = on_cuda(
             "A team of more than four heads reads the third and fourth once more.",
             "load_two<Aligned>(from[first + N + k], first",
             "load_two<Aligned>(from[N + k], first",
-        ),
-        Fault(
-            "cuda-lltm-few-rows-same-inputs",
-            1,
-            ("lltm",),
-            "cuda/lltm_few.cu",
-            "Of more inputs than a block has threads each thread reads its first ones again.",
-            "if (k + kThreads < width) read_inputs(k + kThreads);",
-            "if (k + kThreads < width) read_inputs(threadIdx.x);",
         ),
         Fault(
             "cuda-linear-second-row",

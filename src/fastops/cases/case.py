@@ -39,7 +39,6 @@ class Call:
     public: bool = False  # the public function has it from others, and the op's composition takes no such arguments
 
 
-ANY_ROWS = 1 << 62  # more than there are
 Calls = Callable[[Make], Iterator[Call]]
 
 
@@ -53,7 +52,6 @@ class RawCall:
     row_outputs: tuple[int, ...] = (0,)
     coarse: tuple[int, ...] = ()  # outputs of a finer dtype that are counted in the first argument's ulps
     args_of: Callable[[int, int], tuple[Any, ...]] | None = None  # of rows [begin, end), where slices are not they
-    most_rows: int = ANY_ROWS
     elementwise: bool = False  # each result is of one number of each tensor
 
     def __call__(self) -> tuple[Tensor, ...]:

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._operator import wide
 from .case import RawCall, Sample
 from .inputs import LAYOUTS, SIZES, Layout, Make
 
@@ -54,16 +53,13 @@ def samples() -> Iterator[Sample]:
     yield sample("no_features", 3, 0, 5)
     yield sample("no_state", 3, 4, 0)
     yield sample("one_row", 1, 32, 128)
-    for batch in (8, 9, 16, 17):
-        yield sample(f"rows{batch}", batch, 40, 140)
+    yield sample("rows17", 17, 40, 140)
     yield sample("tiny", 37, 9, 33, tiny=True)
-    yield sample("tiny_few", 5, 9, 33, tiny=True)
     yield sample("many_features", 3, 530, 9)
     yield sample("vectors", 67, 3, 72)
     yield sample("rows4099", 4099, 3, 17, large=True)
     for layout in LAYOUTS:
         yield sample(layout.__name__, 37, 9, 33, layout=layout)
-        yield sample(f"{layout.__name__}_few", 13, 9, 33, layout=layout)
 
 
 def problem(make: Make, batch: int, features: int, state: int | None = None) -> tuple[Any, ...]:
@@ -72,31 +68,13 @@ def problem(make: Make, batch: int, features: int, state: int | None = None) -> 
     return make(batch, features), weights, make(3 * state), make(batch, state), make(batch, state)
 
 
-_FEW = 16  # rows of a step that is one kernel
-
-
 def raw(make: Make, rows: int, n: int) -> list[RawCall]:
     gates, bias, cell = make(rows, 3 * n), make(3 * n), make(rows, n)
     backward = (make(rows, n), make(rows, n), gates, bias, cell)
-    calls = [
+    return [
         RawCall("lltm_cell", (gates, bias, cell), row_outputs=(0, 1), shared=(1,)),
         *(
             RawCall("lltm_cell_backward", (*backward, learns), row_outputs=(0, 2), shared=(3,))
             for learns in (True, False)
         ),
-    ]
-    own = make.device.type == "cuda"  # elsewhere a GEMM of torch's, of whose bits nothing is promised
-    if own or (rows <= _FEW and n <= 256):
-        calls += _raw_few(make, min(rows, _FEW), min(n, 130), own)
-    return calls
-
-
-def _raw_few(make: Make, rows: int, n: int, own: bool) -> list[RawCall]:
-    inputs = problem(make, rows, n)
-    input, weights, bias, old_h, _ = (wide(x) for x in inputs)
-    gates = torch.cat([old_h, input], 1) @ weights.mT + bias
-    of_step = (make(rows, n), make(rows, n), gates, *inputs)
-    return [
-        RawCall("lltm_few", inputs, row_outputs=(0, 1, 2) if own else (), shared=(1, 2), coarse=(2,), most_rows=_FEW),
-        RawCall("lltm_few_backward", of_step, row_outputs=(0, 3, 4) if own else (), shared=(4, 5), most_rows=_FEW),
     ]

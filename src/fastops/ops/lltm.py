@@ -9,11 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .. import _C
 from .._arguments import check_tensors
 from .._autocast import lower_precision
 from .._derivative import unused_as_none
-from .._flops import product
 from .._operator import Operator, sum_of_rows, wide
 from ..sharding import rows
 
@@ -105,96 +103,6 @@ _cell = Operator(
 )
 
 
-def lltm_few_reference(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> Triple:
-    """A whole step: ``lltm``'s results, and the gates in the dtype that is computed in."""
-    gates = _gates_of(input, weights, bias, old_h)
-    new_h, new_cell = _cell_of(gates, old_cell.contiguous())
-    return new_h.to(input.dtype), new_cell.to(input.dtype), gates
-
-
-def _gates_of(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor) -> Tensor:
-    with torch.autocast(input.device.type, enabled=False):
-        return F.linear(torch.cat([wide(old_h), wide(input)], 1), wide(weights), wide(bias))
-
-
-def lltm_few_backward_reference(
-    grad_h: Tensor,
-    grad_cell: Tensor,
-    gates: Tensor,
-    input: Tensor,
-    weights: Tensor,
-    bias: Tensor,
-    old_h: Tensor,
-    old_cell: Tensor,
-) -> tuple[Tensor, ...]:
-    """Gradients for all that the step took. It makes the gates again, to have a derivative by what they are made of."""
-    d_gates, d_cell = _cell_gradients(grad_h, grad_cell, _gates_of(input, weights, bias, old_h), old_cell.contiguous())
-    state = old_h.shape[1]
-    with torch.autocast(input.device.type, enabled=False):
-        d_h, d_input = d_gates @ wide(weights[:, :state]), d_gates @ wide(weights[:, state:])
-        d_weights = d_gates.mT @ torch.cat([wide(old_h), wide(input)], 1)
-    return tuple(d.to(input.dtype).contiguous() for d in (d_input, d_weights, d_gates.sum(0), d_h, d_cell))
-
-
-def _fake_few(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> Triple:
-    gates = wide(input.new_empty(0)).new_empty(input.shape[0], weights.shape[0])
-    return input.new_empty(old_cell.shape), input.new_empty(old_cell.shape), gates
-
-
-def _fake_few_backward(grad_h: Tensor, grad_cell: Tensor, gates: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in inputs)
-
-
-def _few_flops(input: torch.Size, weights: torch.Size, *others: Any) -> int:
-    return product(input[0], weights[1], weights[0])
-
-
-def _few_gradient_flops(grad_h: Any, grad_cell: Any, gates: Any, input: Any, weights: Any, *others: Any) -> int:
-    """Return the FLOPs of two products: the gradients of [old_h, input] and of the weights."""
-    return 2 * _few_flops(input, weights)
-
-
-_few_backward_op = Operator(
-    "lltm_few_backward",
-    lltm_few_backward_reference,
-    _fake_few_backward,
-    flops=_few_gradient_flops,
-    outputs=5,
-    sharding=rows(lambda call: 1, whole=("weights", "bias"), sums=(1, 2)),
-)
-
-
-def _save_few(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
-    unused_as_none(ctx)
-    ctx.save_for_backward(outputs[2], *inputs)
-
-
-def _backward_few(ctx: Any, *given: Tensor | None) -> Any:
-    grads = _both(*given)
-    return (None,) * 5 if grads is None else _few_backward_op.call(*grads, *ctx.saved_tensors)
-
-
-_few = Operator(
-    "lltm_few",
-    lltm_few_reference,
-    _fake_few,
-    flops=_few_flops,
-    save=_save_few,
-    backward=_backward_few,
-    outputs=2,
-    sharding=rows(lambda call: 1, whole=("weights", "bias")),
-)
-
-
-def _takes_few(input: Tensor, weights: Tensor) -> bool:
-    # What compiles is not asked for its sizes, which it would then be compiled for.
-    return (
-        not torch.compiler.is_compiling()
-        and input.is_cuda
-        and _C.lltm_is_one_kernel(input.shape[0], weights.shape[1], weights.numel())  # the table is cpp/plan/lltm.h
-    )
-
-
 def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> Pair:
     r"""One step of the long long-term memory cell: an LSTM without forget gate, with an ELU.
 
@@ -202,8 +110,7 @@ def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: 
               c' = c + \mathrm{elu}(g_2)\,\sigma(g_0), \quad h' = \tanh(c')\,\sigma(g_1)
 
     torch multiplies the matrices; bias and cell are one kernel of ours forward, and backward one that makes the gates'
-    activations again from the product. On CUDA a batch of up to 16 is one kernel, products included, and one backward,
-    where features and state together are up to 1024 and weights up to 131072.
+    activations again from the product.
 
     Args:
         input: :math:`x`, ``[batch, features]``.
@@ -228,8 +135,6 @@ def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: 
     check_tensors("lltm", input=input, weights=weights, bias=bias, old_h=old_h, old_cell=old_cell)
     input, weights, bias, old_h, old_cell = lower_precision(input, weights, bias, old_h, old_cell)  # type: ignore[assignment]
     _check(input, weights, bias, old_h, old_cell)
-    if _takes_few(input, weights):
-        return _few.call(input, weights, bias.reshape(-1), old_h, old_cell)
     gates = F.linear(torch.cat([old_h, input], 1), weights)
     return _cell.call(gates, bias.reshape(-1), old_cell)
 

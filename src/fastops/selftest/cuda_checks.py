@@ -123,7 +123,7 @@ def after_others(t: Target) -> Iterator[Outcome]:
     for n in _LONG:
         calls = {call.op: call for call in reversed(t.case.raw(t.make(), 3, n))}
         for op, call in calls.items():
-            fits = op.endswith("_backward") and not call.args_of and call.most_rows > 3 * _TIMES
+            fits = op.endswith("_backward") and not call.args_of
             if fits and any(x.numel() for x in _sums(call)):
                 by_op.setdefault(op, []).append(call.repeated(_TIMES))
     for op, of_lengths in by_op.items():

@@ -105,8 +105,8 @@ def copies(t: Target) -> Iterator[Outcome]:
     yield Outcome("copies", not copied, detail="; ".join(copied.values()))
 
 
-# They read a product of torch's or few rows, or write bits in the order of memory.
-_DENSE = [name + way for name in ("linear_epilogue", "lltm_cell", "lltm_few", "relu_mask") for way in ("", "_backward")]
+# They read a product of torch's, or write bits in the order of memory.
+_DENSE = [name + way for name in ("linear_epilogue", "lltm_cell", "relu_mask") for way in ("", "_backward")]
 
 
 def _is_in_the_middle(x: Tensor) -> bool:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..cases import RawCall
-from ..cases.case import ANY_ROWS
 from .bits import all_alike, other_bits
 from .checks import NOT_CHECKED, Outcome
 from .driver_memory import DriverMemory
@@ -47,7 +46,7 @@ def _by_op(t: Target, memory: DriverMemory) -> tuple[list[str], list[str]]:
         for call in t.case.raw(t.make(), _NUMBERS // columns, columns):
             by_rows = call.args_of is None or t.case.elementwise
             has_them = columns == _COLUMNS[0] or columns in {x.shape[-1] for x in _of_rows(call)}  # not fewer, as heads
-            if by_rows and has_them and call.most_rows == ANY_ROWS and call.row_outputs:
+            if by_rows and has_them and call.row_outputs:
                 calls.setdefault((call.op, columns), call)
     for (op, columns), call in calls.items():
         try:

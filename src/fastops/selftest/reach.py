@@ -18,7 +18,6 @@ from torch import Tensor
 
 from .._plan import DTYPES, card_here
 from ..cases import Layout, RawCall
-from ..cases.case import ANY_ROWS
 from ..cases.inputs import HALVES, of_wider
 from .accuracy import largest_error, wide_copies
 from .bands import FEW, LARGE, STREAMED, Band, Problem, bands_of
@@ -150,7 +149,7 @@ def _chosen(few: list[_Few], t: Target, problem: Problem, few_numbers: int, larg
         op = each.call.op
         fits = op.endswith("_backward") == problem.backward
         fits = fits and problem.wide in (None, _is_wide(each.call, t.dtype))
-        if not fits or problem.rows > each.call.most_rows:
+        if not fits:
             continue
         asked = tuple(x for x in each.call.args if isinstance(x, bool)) if t.path.kind == "cuda" else ()
         kind = (*kind_of(each.call), *asked)
@@ -189,7 +188,7 @@ def _again(t: Target, call: RawCall, outputs: tuple[Tensor, ...], problem: Probl
         laid_out = _apart(call, between) if between else call
         make_noise()
         differs.append(other_bits(laid_out(), outputs))
-    if not problem.layout and call.row_outputs and call.most_rows == ANY_ROWS:
+    if not problem.layout and call.row_outputs:
         make_noise()
         differs.append(_in_another_order(call, outputs))
     return differs
@@ -268,9 +267,7 @@ class _Few:
                 repeated = out.reshape(times, *expected.shape)
                 differs.append((~all_alike(repeated), "a row differs from its repetition"))
                 out = repeated[0]
-                # What takes few rows alone may add up by how many there are, as torch's product does.
-                if call.most_rows == ANY_ROWS:
-                    differs.append((other_bits([out], [self.alone[k]]), "a row depends on how many there are"))
+                differs.append((other_bits([out], [self.alone[k]]), "a row depends on how many there are"))
             elif expected.shape != two[k].shape:  # a mask in the order of memory
                 continue
             elif expected.is_floating_point():
