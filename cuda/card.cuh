@@ -1,5 +1,5 @@
 #pragma once
-// What the driver says of the current device, asked once, or FASTOPS_CUDA_CARD of its plans.
+// The facts of the current device. The driver is asked once. FASTOPS_CUDA_CARD gives another card's facts instead.
 #include "dispatch.cuh"
 #include "plan/card.h"
 

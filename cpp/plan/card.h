@@ -33,7 +33,7 @@ inline constexpr NamedCard kCards[] = {
 // std::invalid_argument if kCards lacks the name.
 const Card* forced_card();
 
-// The facts of `forced`, where the card itself has as much.
+// The smaller of each two facts: a card cannot run what it does not have.
 Card at_most(const Card& card, const Card& forced);
 
 }  // namespace fastops::plan
