@@ -184,6 +184,13 @@ nb::list row_rules() {
   return list;
 }
 
+int64_t row_width(const std::string& access, const std::string& read, const std::string& written) {
+  for (size_t k = 0; k < std::size(kAccessNames); ++k)
+    if (access == kAccessNames[k])
+      return row::width(static_cast<Access>(k), size_of(dtype_of(read)), size_of(dtype_of(written)));
+  throw std::invalid_argument("[plan] access must be one that a rule names, got '" + access + "'");
+}
+
 nb::dict plan_row(const std::string& op, const std::string& read, const std::string& written, int64_t rows, int64_t n,
                   const CardFacts& card) {
   check_sizes({rows, n});
@@ -320,6 +327,8 @@ void bind(nb::module_& m) {
   m.def("plan_rules", &rules, "Every table of rules, by name.");
   m.def("plan_norm_backward", &plan_norm_backward, nb::arg("norm"), nb::arg("dtype"), nb::arg("parameter"),
         nb::arg("residual"), nb::arg("rows"), nb::arg("n"), nb::arg("card"), "What runs for the gradients.");
+  m.def("plan_row_width", &row_width, nb::arg("access"), nb::arg("read"), nb::arg("written"),
+        "The elements of a vector of a row operator.");
   m.def("plan_row", &plan_row, nb::arg("op"), nb::arg("read"), nb::arg("written"), nb::arg("rows"), nb::arg("n"),
         nb::arg("card"), "What runs for a row operator's rows.");
   m.def("plan_pointwise", &plan_pointwise, nb::arg("layout"), nb::arg("aligned"), nb::arg("of"), nb::arg("elements"),

@@ -180,12 +180,10 @@ def _norm_backward(op: str, dtype: str, card: Facts) -> Iterator[tuple[Band, Pro
 
 def _row_lengths(name: str, read: str, written: str) -> set[int]:
     """Return lengths at, and on both sides of, the bound of every rule of the row engine that names the operator."""
-    smaller, larger = sorted((_SIZES[read], _SIZES[written]))
-    widths = {"16 bytes": 16 // larger, "8 bytes": 8 // larger, "words": 2 if smaller == 2 else 1}
     lengths = set[int]()
     for rule in _C.plan_rules()["row"]:
         if name in rule["op"]:
-            width = widths[rule["read by"]]
+            width = _C.plan_row_width(rule["read by"], read, written)
             bound = min(rule["up to"], _ENDLESS) * width
             lengths |= {bound + more for more in (-width, -4, -2, -1, 0, 1, 2, 4, width)}
     return {n for n in lengths if n > 0}
