@@ -69,7 +69,7 @@ static void run_segments(Kernel* kernel, const Arguments& a, const Tensor& input
   const DType stat = accumulate_type(a.dtype);
   const int64_t segments = plan::cpu::segments(a.n, stat);
   Scratch scratch;
-  auto* found = static_cast<double*>(scratch.allocate(input, DType::f64, a.rows * segments * kNormFound));
+  auto* found = static_cast<double*>(scratch.allocate(input, DType::f64, a.rows * segments * kRowFound));
   for (Pass pass : {Pass::sums, Pass::write})
     if (pass == Pass::write || sums)
       run_on_threads(count * segments, rows_each * plan::cpu::kSegmentBytes / size_of(stat) * size_of(a.dtype),

@@ -5,10 +5,10 @@
 // and not with z. Under a softcap d is a difference of two u, because these are small.
 #include "problem/cross_entropy.h"
 
+#include "cpu/engine/columns.h"
 #include "cpu/engine/raised.h"
 #include "cpu/engine/rows.h"
 #include "cpu/row_numbers.h"
-#include "kernels/parameter.h"
 
 namespace fastops::FASTOPS_ISA {
 namespace {
@@ -74,7 +74,7 @@ struct Rows {
     if (!weight) return every<T>(1);
     const int64_t left = a.n - j;
     const A* from = weight + a.first_class + j;
-    return left < kUnit<T> ? Parameter<T>::in_lanes(from, first{left}) : Parameter<T>::in_lanes(from, whole{});
+    return left < kUnit<T> ? Column<T>::in_lanes(from, first{left}) : Column<T>::in_lanes(from, whole{});
   }
 };
 
@@ -86,8 +86,9 @@ struct Forward : Rows<Element, kKind> {
   using A = accumulate_t<T>;
   using V = vec_t<T>;
   using U = unit_t<T>;
-  static constexpr int kInputs = 1, kSums = kKind == Kind::general ? 2 : 1, kState = 2;
-  static constexpr bool kPeak = true, kWrites = false, kHolds = false, kSaves = true;
+  static constexpr int kInputs = 1, kSums = kKind == Kind::general ? 2 : 1, kState = 2, kColumns = 0;
+  static constexpr Center kCenter = Center::peak;
+  static constexpr bool kWrites = false, kHolds = false, kSaves = true, kMoments = false, kResidual = false;
 
   const LikelihoodForward& a;
   const A sign = a.scale < 0 ? A(-1) : A(1),
@@ -112,19 +113,21 @@ struct Forward : Rows<Element, kKind> {
     return this->caps() ? ranking - peak : (ranking - peak) * every<T>(magnitude);
   }
 
-  FASTOPS_INLINE U terms(int64_t j, const U* x, U center, U* sums) const {
+  template <class Part>
+  FASTOPS_INLINE U terms(int64_t j, Part part, const U* x, U center, U* sums) const {
     const U rank = ranking(x[0]);
     const U d = of_each([](V v) { return bounded(v, kLeastPower<A>); }, difference(rank, center));
-    sums[0] = of_each([](V v) { return exp_raised<A>(v); }, d);
+    const U raised = of_each([](V v) { return exp_raised<A>(v); }, d);
+    sums[0] = keep<T>(raised, part);
     if constexpr (kSums > 1) {
       if (this->has_entropy())
-        sums[1] = sums[0] * d;
+        sums[1] = keep<T>(raised * d, part);
       else if (this->smooths())
-        sums[1] = (this->caps() ? rank : x[0] * every<T>(this->factor)) * this->weights(j);
+        sums[1] = keep<T>((this->caps() ? rank : x[0] * every<T>(this->factor)) * this->weights(j), part);
       else
         sums[1] = U{};
     }
-    return sums[0];
+    return raised;
   }
 
   void merge(double* total, const double* segment) const {
@@ -236,8 +239,10 @@ struct Backward : Rows<Element, kKind> {
   // du[j] = p[j]·(of_p + of_log·log p[j]) - of_weight·w[j], less of_target for the target. All are times the slope of u, but for a
   // softcap's 1 - tanh²; what p is multiplied by lowers it again.
   enum { kLse, kOfP, kOfTarget, kBehind, kOfLog, kOfWeight, kNumbers };
-  static constexpr int kInputs = 1, kSums = 0, kState = kKind == Kind::general ? kNumbers : kOfLog;
-  static constexpr bool kPeak = false, kWrites = true, kHolds = false, kSaves = false;
+  static constexpr int kInputs = 1, kSums = 0, kColumns = 0;
+  static constexpr int kState = kKind == Kind::general ? kNumbers : kOfLog;
+  static constexpr Center kCenter = Center::none;
+  static constexpr bool kWrites = true, kHolds = false, kSaves = false, kMoments = false, kResidual = false;
 
   const LikelihoodBackward& a;
 

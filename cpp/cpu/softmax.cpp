@@ -16,8 +16,9 @@ struct Forward {
   using A = accumulate_t<T>;
   using V = vec_t<T>;
   using U = unit_t<T>;
-  static constexpr int kInputs = 1, kSums = 1, kState = 2;
-  static constexpr bool kPeak = true, kWrites = true, kHolds = !Log, kSaves = false;
+  static constexpr int kInputs = 1, kSums = 1, kState = 2, kColumns = 0;
+  static constexpr Center kCenter = Center::peak;
+  static constexpr bool kWrites = true, kHolds = !Log, kSaves = false, kMoments = false, kResidual = false;
 
   const Softmax& a;
   const A sign = a.scale < 0 ? A(-1) : A(1), magnitude = static_cast<A>(a.scale < 0 ? -a.scale : a.scale);
@@ -30,8 +31,11 @@ struct Forward {
 
   FASTOPS_INLINE U ranked(int64_t, const U* x) const { return x[0] * every<T>(sign); }
   FASTOPS_INLINE U below(U x, U center) const { return (x * every<T>(sign) - center) * every<T>(magnitude); }
-  FASTOPS_INLINE U terms(int64_t, const U* x, U center, U* sums) const {
-    return sums[0] = of_each([](V v) { return exp_raised<R>(v); }, below(x[0], center));
+  template <class Part>
+  FASTOPS_INLINE U terms(int64_t, Part part, const U* x, U center, U* sums) const {
+    const U raised = of_each([](V v) { return exp_raised<R>(v); }, below(x[0], center));
+    sums[0] = keep<T>(raised, part);
+    return raised;
   }
   FASTOPS_INLINE void merge(double* total, const double* segment) const {
     const double peak = total[0] < segment[0] ? segment[0] : total[0];
@@ -63,8 +67,9 @@ struct Backward {
   using A = accumulate_t<T>;
   using V = vec_t<T>;
   using U = unit_t<T>;
-  static constexpr int kInputs = 2, kSums = 1, kState = Log ? 2 : 1;
-  static constexpr bool kPeak = false, kWrites = true, kHolds = false, kSaves = false;
+  static constexpr int kInputs = 2, kSums = 1, kState = Log ? 2 : 1, kColumns = 0;
+  static constexpr Center kCenter = Center::none;
+  static constexpr bool kWrites = true, kHolds = false, kSaves = false, kMoments = false, kResidual = false;
 
   const SoftmaxBackward& a;
   const A scale = static_cast<A>(a.scale);
@@ -75,7 +80,10 @@ struct Backward {
   void* output() const { return a.grad_input; }
   static constexpr bool skips(int64_t) { return false; }
 
-  FASTOPS_INLINE U terms(int64_t, const U* x, U, U* sums) const { return sums[0] = Log ? x[0] : x[0] * x[1]; }
+  template <class Part>
+  FASTOPS_INLINE U terms(int64_t, Part part, const U* x, U, U* sums) const {
+    return sums[0] = keep<T>(Log ? x[0] : x[0] * x[1], part);
+  }
   FASTOPS_INLINE void merge(double* total, const double* segment) const { total[0] += segment[0]; }
   FASTOPS_INLINE void finish(int64_t, int64_t rows, const V* found, V* state) const {
     state[0] = found[0];

@@ -1,8 +1,8 @@
 // Around linear's GEMM:  output = activation(input + bias);  grad_input = grad·activation'(.), grad_bias = its column sums
 #include "kernels/linear.h"
 
+#include "cpu/engine/columns.h"
 #include "kernels/math.h"
-#include "kernels/parameter.h"
 
 namespace fastops::FASTOPS_ISA {
 namespace {
@@ -65,7 +65,7 @@ class Columns {
   using A = accumulate_t<T>;
   alignas(64) char repeated_[kTogether * sizeof(A)];
   alignas(64) A room_[kHeld];
-  Parameter<T> bias_;
+  Column<T> bias_;
 
  public:
   const int64_t together, wide;  // rows that go as one, their elements
@@ -92,8 +92,8 @@ class Columns {
       const int64_t count = least(wide - j, kHeld);
       if (!bias_.data)
         f(j, count, static_cast<const T*>(nullptr));
-      else if (bias_.own())
-        f(j, count, bias_.own_at(j));
+      else if (bias_.in_place())
+        f(j, count, bias_.place(j));
       else
         f(j, count, bias_.at(j, count, room_));
     }

@@ -11,7 +11,7 @@
 // mean of d² - shift²: nothing cancels where shift is small beside the standard deviation. The CUDA kernels of halves take 0
 // for that number up to four deviations from it, which their digits have room for (cuda/norm.cu).
 #include "core/dtype.h"
-#include "problem/pass.h"
+#include "problem/row.h"
 
 namespace fastops {
 
@@ -78,8 +78,7 @@ struct NormBackward {
 using NormForwardCpu = void(const NormForward&, int64_t row_begin, int64_t row_end);
 using NormBackwardCpu = void(const NormBackward&, int64_t chunk_begin, int64_t chunk_end);
 // Few long rows, their segments shared out: segment s of row r, backward of chunk r, is task r·segments + s. A first pass
-// over all tasks writes `found`, [rows, segments, kNormFound]; the second reads it. Bits as without passes.
-constexpr int64_t kNormFound = 3;
+// over all tasks writes `found`, [rows, segments, kRowFound]; the second reads it. Bits as without passes.
 using NormForwardSegmentsCpu = void(const NormForward&, Pass, double* found, int64_t task_begin, int64_t task_end);
 using NormBackwardSegmentsCpu = void(const NormBackward&, Pass, double* found, int64_t task_begin, int64_t task_end);
 using NormForwardCuda = int(const NormForward&, void* stream);

@@ -63,7 +63,7 @@ FASTOPS_INLINE pair<vf32> load_pair(const bf16* p) {
   return {(vf32)(u << 16), (vf32)(u & 0xffff0000u)};
 }
 // Rounded to nearest, ties to even, in the upper half. NaNs have only bits there, as those do that come from bf16, from numbers
-// (core/tensor.h), from f32 parameters (parameter.h), from canonical() or that the CPU makes: rounding leaves them alone.
+// (core/tensor.h), from f32 parameters (columns.h), from canonical() or that the CPU makes: rounding leaves them alone.
 FASTOPS_INLINE simd<float>::bits round_to_bf16(vf32 v) {
   using S = simd<float>;
   const S::bits u = (S::bits)v;

@@ -325,6 +325,13 @@ FASTOPS_INLINE accumulate_t<T> value(const T* p) {
 
 FASTOPS_INLINE float root(float a) { return __builtin_sqrtf(a); }
 FASTOPS_INLINE double root(double a) { return __builtin_sqrt(a); }
+template <class V>
+FASTOPS_INLINE V root_of_each(V v) {
+  for (int k = 0; k < static_cast<int>(sizeof(V) / sizeof(v[0])); ++k) v[k] = root(v[k]);
+  return v;
+}
+FASTOPS_INLINE vf32 root(vf32 v) { return root_of_each(v); }
+FASTOPS_INLINE vf64 root(vf64 v) { return root_of_each(v); }
 
 // A whole vector, or the first `count` lanes at the end of a row.
 template <class T>
@@ -364,6 +371,9 @@ template <class V>
 FASTOPS_INLINE V like(V, double value) {
   return splat(static_cast<decltype(V{}[0] + V{}[0])>(value));
 }
+
+FASTOPS_INLINE float like(float, double value) { return static_cast<float>(value); }
+FASTOPS_INLINE double like(double, double value) { return value; }
 
 // a·b rounded, never fused into an addition that follows.
 template <class V>

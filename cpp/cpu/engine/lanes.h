@@ -14,6 +14,14 @@ struct greater_of {
   }
 };
 
+// Return v rounded to T, as a store followed by a load rounds it.
+template <class T>
+FASTOPS_INLINE unit_t<T> rounded(unit_t<T> v) {
+  T lanes[kUnit<T>];
+  store(lanes, whole{}, v);
+  return load(lanes, whole{});
+}
+
 // v in the first lanes, `other` in those behind the end.
 template <class V>
 FASTOPS_INLINE V fill_first(V v, int64_t count, V other) {

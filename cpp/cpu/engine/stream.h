@@ -9,6 +9,9 @@
 
 namespace fastops::FASTOPS_ISA {
 
+// Inputs of up to so many bytes are taken to be in the caches.
+constexpr int64_t kCachedBytes = 8 << 20;
+
 #if defined(__x86_64__)
 template <class T>
 FASTOPS_INLINE void stream(T* p, unit_t<T> v) {  // p on a multiple of the bytes that are written

@@ -1,22 +1,23 @@
 #pragma once
-// Affine parameters, of the type of the rows or f32 beside a half type.
+// Operands with an element for each column, such as a weight or a bias. Their dtype is that of the rows, or f32 beside a half
+// type.
 #include "kernels/units.h"
 
 namespace fastops::FASTOPS_ISA {
 
-// weight + offset or bias, as a kernel for T holds them; `missing` where there is none.
+// A column operand of a kernel for T: data + offset, or `missing` in every column if data is null.
 template <class T>
-struct Parameter {
+struct Column {
   using A = accumulate_t<T>;
   const void* data;
   DType dtype;
   A missing, offset;
 
-  // Whether a kernel for a half type can read it where it lies.
-  FASTOPS_INLINE bool own() const { return sizeof(T) == 2 && data && dtype != DType::f32 && offset == 0; }
-  FASTOPS_INLINE const T* own_at(int64_t begin) const { return static_cast<const T*>(data) + begin; }
+  // Whether a kernel for a half type can read the operand in place.
+  FASTOPS_INLINE bool in_place() const { return sizeof(T) == 2 && data && dtype != DType::f32 && offset == 0; }
+  FASTOPS_INLINE const T* place(int64_t begin) const { return static_cast<const T*>(data) + begin; }
 
-  // Elements [begin, begin + count): where they lie, or in `room`.
+  // Return the address of columns [begin, begin + count) in the type that is computed in: in the tensor, or in `room`.
   __attribute__((noinline)) const A* at(int64_t begin, int64_t count, A* room) const {
     if (!data) {
       for_units<T>(count, [&](int64_t i, auto) { hold(room + i, every<T>(missing)); });
@@ -33,7 +34,7 @@ struct Parameter {
     return room;
   }
 
-  // For half types in their order, NaNs with the bits that store_pair asks for.
+  // Load a unit of f32 columns. Beside a half type the lanes are in its order, and NaNs have the bits that store_pair asks for.
   template <class Part>
   static FASTOPS_INLINE unit_t<T> in_lanes(const A* p, Part part) {
     if constexpr (sizeof(T) == 2) {
@@ -49,5 +50,8 @@ struct Parameter {
     }
   }
 };
+
+// Columns that are widened once for all rows, at most. More would push the rows out of L1.
+constexpr int64_t kHeldColumns = 1024;
 
 }  // namespace fastops::FASTOPS_ISA
