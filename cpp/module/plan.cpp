@@ -94,7 +94,6 @@ nb::list rules_of(const Rule (&rules)[N]) {
     nb::dict row = problems_of(rule.problems());
     row["read by"] = kAccessNames[static_cast<int>(rule.access)];
     row["up to"] = rule.up_to;
-    row["multiple"] = kMultipleNames[static_cast<int>(rule.multiple)];
     row["team"] = kTeamNames[static_cast<int>(rule.team.team)];
     row["threads"] = rule.team.threads;
     row["each"] = rule.team.each;

@@ -1,5 +1,5 @@
 #pragma once
-// What the choice of a CUDA kernel may know of a card: the driver's answers (cuda/card.cuh), or the facts of a named card.
+// The facts of a card that the choice of a CUDA kernel may depend on: the driver's (cuda/card.cuh), or a named card's.
 
 namespace fastops {
 

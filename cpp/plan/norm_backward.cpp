@@ -67,7 +67,7 @@ Plan plan(const Row& row, int64_t rows, const Card& card) {
   Plan plan{rule_of(row, card), 0, {}, 1, 0, {}, {}};
   const Rule& rule = plan.of();
   plan.order = sum_order(rule.access, rule.team, units_of(row, rule.access));
-  plan.schedule = schedule_for(rule, row, rows, plan.order, card, [&](const Schedule& schedule, const SumOrder& order) {
+  plan.schedule = schedule_for(rule, row, rows, plan.order, [&](const Schedule& schedule, const SumOrder& order) {
     return supports(row, card, schedule, order);
   });
   plan.teams = teams_of(row, plan.by(), plan.order);
@@ -78,7 +78,7 @@ Plan plan(const Row& row, int64_t rows, const Card& card) {
 
 ColumnOrder column_order(const Plan& plan, const Row& row, int64_t rows, const Card& card, int64_t clusters) {
   const int64_t turns = ceil_div(rows, plan.teams);
-  const bool few = holds(kSingleWave, row, rows, plan.order, card);
+  const bool few = holds(kSingleWave, row, rows);
   // By blocks that stay: as many as the card has at once, no more than there is work for.
   auto resident = [&](int64_t blocks) -> ColumnOrder {
     const int64_t chunks = std::min(turns, blocks);

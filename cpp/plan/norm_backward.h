@@ -66,31 +66,30 @@ inline constexpr Schedule kRingLong[]  = {{kAll, kAnyRows, Kernel::ring_long}};
 inline constexpr Schedule kLongRow[]   = {{kAll, kAnyRows, Kernel::long_row}};
 
 constexpr Access kV16 = Access::vec16, kV8 = Access::vec8, kWord = Access::word, kElement = Access::element;
-constexpr Multiple kEvery = Multiple::any;
 constexpr int64_t kEnd = INT64_MAX;
 
 inline constexpr Rule kRules[] = {
     // norms  types    residual  length  read by  up to          team                     schedules    why: measured on one H200, us, in bf16 unless a
     // dtype is named, as taken and as not
-    {kNorms, kTypes,   kEither, kBy16,  kV16,        16, kEvery, lanes(8, 2),             kRegisters, "a few lanes have a row"},
-    {kNorms, kTypes,   kEither, kBy16,  kV16,        32, kEvery, lanes(16, 2),            kRegisters, "256 halves: the next row on its way into registers reaches 0.59 to 0.67 of a copy, a ring a warp 0.39 to 0.65"},
-    {kNorms, kTypes,   kEither, kBy16,  kV16,        64, kEvery, lanes(32, 2),            kRegisters, "as 8 lanes"},
-    {kNorms, kTypes,   kEither, kBy16,  kV16,       256, kEvery, warps(2),                kRegisters, "1024 halves: 2 warps a row and 4 rows a block reach 0.77 of a copy, a ring 0.48 to 0.73"},
-    {kNorms, kHalves,  kEither, kBy16,  kV16,      4096, kEvery, cluster2_warps(256, 4),  kRing,      "above 4 KB: 4096 halves 0.86 of a copy, registers 0.81 to 0.84; one block up to 16 KB, then a cluster"},
-    {kLayer, kHalf,    kAlone,  kBy16,  kV16,     16384, kEvery, cluster2(512, 4),        kRingLong,  "half as many blocks a row: 1024x65536 114, ring 132; 512x131072 115, ring 159"},
-    {kNorms, kHalves,  kEither, kBy16,  kV16,     16384, kEvery, cluster2_warps(256, 4),  kRingAlone, "65536 halves: a cluster of eight 0.68 to 0.75 of a copy, of sixteen 0.38"},
-    {kNorms, kF32,     kEither, kBy16,  kV16,     32768, kEvery, cluster2_warps(256, 8),  kRing,      "one block up to 32 KB, then a cluster"},
-    {kNorms, kTypes,   kEither, kBy16,  kV16,      1024, kEvery, warps(2),                kRegisters, "where the ring does not run, as up to 4 KB"},
-    {kNorms, kTypes,   kEither, kBy16,  kV16,      kEnd, kEvery, block(512),              kLongRow,   "longer than the others hold"},
-    {kNorms, kHalves,  kEither, kBy8,   kV8,        128, kEvery, lanes(32, 4),            kRegisters, "as of vectors of 16 bytes"},
-    {kNorms, kHalves,  kEither, kBy8,   kV8,       2048, kEvery, warps(4),                kRegisters, "as of vectors of 16 bytes"},
-    {kNorms, kHalves,  kEither, kBy8,   kV8,       kEnd, kEvery, block(512),              kLongRow,   "longer than the others hold"},
-    {kNorms, kTypes,   kEither, kOdd,   kWord,       32, kEvery, lanes(8, 4),             kWords,     "a few lanes have a row"},
-    {kNorms, kTypes,   kEither, kOdd,   kWord,      128, kEvery, lanes(32, 4),            kWords,     "as up to 128 bytes"},
-    {kNorms, kHalves,  kEither, kOdd,   kWord,     3584, kEvery, warps(7),                kWords,     "rms 65537x769 102, by single halves 154; all that registers hold beside the sums for the parameters"},
-    {kNorms, kF32,     kEither, kOdd,   kWord,     6656, kEvery, warps(13),               kWords,     "all that registers hold beside the sums for the parameters"},
-    {kNorms, kF64,     kEither, kOdd,   kWord,     2048, kEvery, warps(4),                kWords,     "all that registers hold beside the sums for the parameters"},
-    {kNorms, kTypes,   kEither, kOdd,   kElement,  kEnd, kEvery, block(512),              kLongRow,   "longer than the others hold"},
+    {kNorms, kTypes,   kEither, kBy16,  kV16,        16, lanes(8, 2),             kRegisters, "a few lanes have a row"},
+    {kNorms, kTypes,   kEither, kBy16,  kV16,        32, lanes(16, 2),            kRegisters, "256 halves: the next row on its way into registers reaches 0.59 to 0.67 of a copy, a ring a warp 0.39 to 0.65"},
+    {kNorms, kTypes,   kEither, kBy16,  kV16,        64, lanes(32, 2),            kRegisters, "as 8 lanes"},
+    {kNorms, kTypes,   kEither, kBy16,  kV16,       256, warps(2),                kRegisters, "1024 halves: 2 warps a row and 4 rows a block reach 0.77 of a copy, a ring 0.48 to 0.73"},
+    {kNorms, kHalves,  kEither, kBy16,  kV16,      4096, cluster2_warps(256, 4),  kRing,      "above 4 KB: 4096 halves 0.86 of a copy, registers 0.81 to 0.84; one block up to 16 KB, then a cluster"},
+    {kLayer, kHalf,    kAlone,  kBy16,  kV16,     16384, cluster2(512, 4),        kRingLong,  "half as many blocks a row: 1024x65536 114, ring 132; 512x131072 115, ring 159"},
+    {kNorms, kHalves,  kEither, kBy16,  kV16,     16384, cluster2_warps(256, 4),  kRingAlone, "65536 halves: a cluster of eight 0.68 to 0.75 of a copy, of sixteen 0.38"},
+    {kNorms, kF32,     kEither, kBy16,  kV16,     32768, cluster2_warps(256, 8),  kRing,      "one block up to 32 KB, then a cluster"},
+    {kNorms, kTypes,   kEither, kBy16,  kV16,      1024, warps(2),                kRegisters, "where the ring does not run, as up to 4 KB"},
+    {kNorms, kTypes,   kEither, kBy16,  kV16,      kEnd, block(512),              kLongRow,   "longer than the others hold"},
+    {kNorms, kHalves,  kEither, kBy8,   kV8,        128, lanes(32, 4),            kRegisters, "as of vectors of 16 bytes"},
+    {kNorms, kHalves,  kEither, kBy8,   kV8,       2048, warps(4),                kRegisters, "as of vectors of 16 bytes"},
+    {kNorms, kHalves,  kEither, kBy8,   kV8,       kEnd, block(512),              kLongRow,   "longer than the others hold"},
+    {kNorms, kTypes,   kEither, kOdd,   kWord,       32, lanes(8, 4),             kWords,     "a few lanes have a row"},
+    {kNorms, kTypes,   kEither, kOdd,   kWord,      128, lanes(32, 4),            kWords,     "as up to 128 bytes"},
+    {kNorms, kHalves,  kEither, kOdd,   kWord,     3584, warps(7),                kWords,     "rms 65537x769 102, by single halves 154; all that registers hold beside the sums for the parameters"},
+    {kNorms, kF32,     kEither, kOdd,   kWord,     6656, warps(13),               kWords,     "all that registers hold beside the sums for the parameters"},
+    {kNorms, kF64,     kEither, kOdd,   kWord,     2048, warps(4),                kWords,     "all that registers hold beside the sums for the parameters"},
+    {kNorms, kTypes,   kEither, kOdd,   kElement,  kEnd, block(512),              kLongRow,   "longer than the others hold"},
 };
 // clang-format on
 static_assert(schedules_keep_the_order(kRules) && schedules_are_total(kRules) && rules_are_total(kRules));

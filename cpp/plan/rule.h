@@ -83,13 +83,11 @@ constexpr int64_t units_of(const Row& row, Access access) {
 //   lanes: some neighbouring lanes of a warp, `each` units a lane.
 //   warps: as many warps as have `each` units a lane.
 //   block: all threads of a block, which walks over the row.
-//   cluster: as many blocks as have `each` units a thread.
-//   cluster_warps: likewise, of each block as many warps as are enough for its part.
-//   cluster2: as a cluster, the power of two that is enough.
+//   cluster_warps: as many blocks as have `each` units a thread, of each block as many warps as are enough for its part.
+//   cluster2: as many blocks as have `each` units a thread, the power of two that is enough.
 //   cluster2_warps: likewise, of each block as many warps as are enough for its part.
-enum class Team : uint8_t { lanes, warps, block, cluster, cluster_warps, cluster2, cluster2_warps };
-constexpr const char* kTeamNames[] = {"lanes",         "warps",    "block",         "cluster",
-                                      "cluster_warps", "cluster2", "cluster2_warps"};
+enum class Team : uint8_t { lanes, warps, block, cluster_warps, cluster2, cluster2_warps };
+constexpr const char* kTeamNames[] = {"lanes", "warps", "block", "cluster_warps", "cluster2", "cluster2_warps"};
 struct TeamOf {
   Team team;
   int threads, each;
@@ -97,7 +95,6 @@ struct TeamOf {
 constexpr TeamOf lanes(int threads, int each) { return {Team::lanes, threads, each}; }
 constexpr TeamOf warps(int each) { return {Team::warps, 0, each}; }
 constexpr TeamOf block(int threads) { return {Team::block, threads, 0}; }
-constexpr TeamOf cluster(int threads, int each) { return {Team::cluster, threads, each}; }
 constexpr TeamOf cluster_warps(int threads, int each) { return {Team::cluster_warps, threads, each}; }
 constexpr TeamOf cluster2(int threads, int each) { return {Team::cluster2, threads, each}; }
 constexpr TeamOf cluster2_warps(int threads, int each) { return {Team::cluster2_warps, threads, each}; }
@@ -113,8 +110,7 @@ struct SumOrder {
 constexpr int kWarp = 32;
 constexpr SumOrder sum_order(Access access, const TeamOf& of, int64_t units) {
   SumOrder order{access, of.team, of.threads, of.each, 1};
-  if (of.team == Team::cluster || of.team == Team::cluster_warps)
-    order.blocks = ceil_div(units, int64_t{of.threads} * of.each);
+  if (of.team == Team::cluster_warps) order.blocks = ceil_div(units, int64_t{of.threads} * of.each);
   if (of.team == Team::cluster2 || of.team == Team::cluster2_warps)
     while (order.blocks * of.threads * of.each < units) order.blocks *= 2;
   if (of.team == Team::warps || of.team == Team::cluster_warps || of.team == Team::cluster2_warps)
@@ -122,36 +118,16 @@ constexpr SumOrder sum_order(Access access, const TeamOf& of, int64_t units) {
   return order;
 }
 
-// A schedule's condition on the number of rows. rows: so many a multiprocessor. threads: all rows are on the card at once where a
-// multiprocessor has so many threads. clusters: likewise, two by two, where it has so many blocks. megabyte: so many rows, of 1 MB
-// in all.
-enum class Unit : uint8_t { any, rows, threads, clusters, megabyte };
-constexpr const char* kUnitNames[] = {"any", "rows", "threads", "clusters", "megabyte"};
+// A schedule's condition on the number of rows. megabyte: so many rows, of 1 MB in all.
+enum class Unit : uint8_t { any, megabyte };
+constexpr const char* kUnitNames[] = {"any", "megabyte"};
 struct AtMost {
   Unit unit;
   int number;
 };
-constexpr AtMost kAnyRows = {Unit::any, 0}, kOneEach = {Unit::rows, 1};
-constexpr bool holds(const AtMost& most, const Row& row, int64_t rows, const SumOrder& order, const Card& card) {
-  switch (most.unit) {
-    case Unit::rows: return rows <= int64_t{most.number} * card.multiprocessors;
-    case Unit::threads: return rows <= most.number / order.threads * int64_t{card.multiprocessors};
-    case Unit::clusters: return ceil_div(rows, 2) * order.blocks <= int64_t{most.number} * card.multiprocessors;
-    case Unit::megabyte: return rows <= most.number && rows * row.n * size_of(row.dtype) <= 1 << 20;
-    default: return true;
-  }
-}
-
-// Of a row's number of units.
-enum class Multiple : uint8_t { any, of_64, of_512, of_96_not_128 };
-constexpr const char* kMultipleNames[] = {"", "of 64", "of 512", "of 96, not of 128"};
-constexpr bool holds(Multiple multiple, int64_t units) {
-  switch (multiple) {
-    case Multiple::of_64: return units % 64 == 0;
-    case Multiple::of_512: return units % 512 == 0;
-    case Multiple::of_96_not_128: return units % 96 == 0 && units % 128 != 0;
-    default: return true;
-  }
+constexpr AtMost kAnyRows = {Unit::any, 0};
+constexpr bool holds(const AtMost& most, const Row& row, int64_t rows) {
+  return most.unit == Unit::any || (rows <= most.number && rows * row.n * size_of(row.dtype) <= 1 << 20);
 }
 
 // A list of constants somewhere in a table.
@@ -247,7 +223,7 @@ constexpr int rule_for(const Rule (&rules)[N], const Row& row, Supports supports
   for (int number = 0; number < static_cast<int>(N); ++number) {
     const Rule& rule = rules[number];
     const int64_t count = units[static_cast<int>(rule.access)];
-    if (!contains(rule.problems(), problem) || count > rule.up_to || !holds(rule.multiple, count)) continue;
+    if (!contains(rule.problems(), problem) || count > rule.up_to) continue;
     const auto& last = rule.schedules.first[rule.schedules.count - 1];
     if (supports(last, sum_order(rule.access, rule.team, count))) return number;
   }
@@ -257,13 +233,11 @@ constexpr int rule_for(const Rule (&rules)[N], const Row& row, Supports supports
 // The number of the first of a rule's schedules that names the row, has rows enough and is supported. There is one, if the rule is
 // that of rule_for().
 template <class Rule, class Supports>
-constexpr int schedule_for(const Rule& rule, const Row& row, int64_t rows, const SumOrder& order, const Card& card,
-                           Supports supports) {
+constexpr int schedule_for(const Rule& rule, const Row& row, int64_t rows, const SumOrder& order, Supports supports) {
   const Bits problem = bits_of(row);
   int number = 0;
   for (const auto& schedule : rule.schedules) {
-    if (contains(schedule.problems, problem) && holds(schedule.rows, row, rows, order, card) &&
-        supports(schedule, order))
+    if (contains(schedule.problems, problem) && holds(schedule.rows, row, rows) && supports(schedule, order))
       return number;
     ++number;
   }
@@ -276,7 +250,6 @@ struct RuleOf {
   Bits norms, types, residual, lengths;
   Access access;
   int64_t up_to;  // units of a row
-  Multiple multiple;
   TeamOf team;
   List<Schedule> schedules;
   const char* why;

@@ -55,9 +55,6 @@ _TEAMS = {
 }
 _ROWS = {
     "any": "",
-    "rows": "up to {} a multiprocessor",
-    "threads": "of up to {} threads a multiprocessor",
-    "clusters": "that by twos take up to {} blocks a multiprocessor",
     "megabyte": "up to {}, of 1 MB in all",
 }
 
@@ -338,7 +335,6 @@ def _lines(rule: dict[str, Any], op: str) -> list[dict[str, Any]]:
         "dtype": ", ".join(rule["dtype"]) if len(rule["dtype"]) < 4 else "any",
         "reads by": rule["read by"],
         "row up to": "" if end else f"{rule['up to'] * unit} bytes" if unit else f"{rule['up to']} words",
-        "units": rule["multiple"],
         "team": team,
         "each": rule["each"] or "",
     }

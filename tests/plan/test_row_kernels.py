@@ -20,7 +20,7 @@ RULES = rules("row")
 SMOOTHED, BESIDE_FLOAT32 = "smoothed cross_entropy", " beside float32"
 FAR = 100.0  # distance of every third row's mean from 0, so that layer_norm sums these rows twice
 
-# From (x, gradient or residual, target) to all results, whose values it has compared with float64.
+# A function of (x, gradient or residual, target) that compares its results with float64 and returns them.
 Run = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 
 

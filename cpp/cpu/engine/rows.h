@@ -27,8 +27,8 @@
 //   kMoments    The sums of a segment become moments, such as a mean: moments(count, sums, found) sets them from the
 //               center, if there is one, and the sums. merge(total, segment, count) joins them to a total, which starts
 //               from zeros. finish_total(total, state) takes the place of finish() if the row has several segments.
-//               With a sample, moments() returns false if they do not hold because the center is too far from the
-//               elements. The engine then sums about center(found), and calls moments_again(x, count, sums, found). A
+//               If there is a sample, moments() returns false where they do not hold because the center is too far
+//               from the elements. The engine then sums about center(found), and calls moments_again(x, count, sums, found). A
 //               short row is summed again if again(r, found, state), where r is its lane: about center_again(r, state).
 //               finish_again(found, state) then sets its state from the moments.
 //   kResidual   residual() are rows that are added to the input. The sum is rounded, stored in sum(), and takes the
