@@ -29,13 +29,14 @@ constexpr const char* kOpNames[] = {"softmax",
                                     "layer_norm"};
 
 // Elements of a vector. vec16 and vec8: whole vectors of so many bytes of the larger type of what is read and written.
-// word: rows of any length at any address, by 4 bytes of the smaller type, or one element. f64 is read by elements
-// alone, since its kernels are the largest.
+// word: rows of any length at any address, by 4 bytes of the smaller type, or one element. element: f64, whose kernels are
+// the largest.
 constexpr int64_t width(Access access, int64_t read_bytes, int64_t written_bytes) {
   const int64_t larger = read_bytes > written_bytes ? read_bytes : written_bytes;
   const int64_t smaller = read_bytes < written_bytes ? read_bytes : written_bytes;
   if (access == Access::vec16) return 16 / larger;
   if (access == Access::vec8) return 8 / larger;
+  if (access == Access::element) return 1;
   return smaller == 2 ? 2 : 1;
 }
 
@@ -47,7 +48,7 @@ struct Problem {
   constexpr int64_t width(Access access) const { return row::width(access, size_of(read), size_of(written)); }
   constexpr Access access() const {
     const bool halves = size_of(read) == 2 && size_of(written) == 2;
-    if (read == DType::f64) return Access::word;
+    if (read == DType::f64) return Access::element;
     if (n % width(Access::vec16) == 0) return Access::vec16;
     return halves && n % width(Access::vec8) == 0 && (op & kNorms) != 0 ? Access::vec8 : Access::word;
   }
@@ -86,7 +87,7 @@ struct Rule {
 
 inline constexpr Schedule kCluster[] = {{0, Parts::cluster, kEachShare}};
 inline constexpr Schedule kInTurn[] = {{0, Parts::in_turn, 1}};
-constexpr Access kV16 = Access::vec16, kV8 = Access::vec8, kWord = Access::word;
+constexpr Access kV16 = Access::vec16, kV8 = Access::vec8, kWord = Access::word, kElement = Access::element;
 inline constexpr Schedule kOne[] = {{0, Parts::one, 1}}, kApart[] = {{0, Parts::apart, 1}};
 inline constexpr Schedule kFewByClusters[] = {{2, Parts::cluster, kEachShare},
                                               {2, Parts::cluster, 8},
@@ -111,7 +112,7 @@ inline constexpr Rule kRules[] = {
     {kPlainPowers,          kWord,  64,        lanes(8, 8),            1, false,  kOne,           "H200: softmax 65536x65 0.47, four words a thread 0.38"},
     {kPlainPowers,          kWord,  128,       lanes(16, 8),           1, false,  kOne,           "H200: softmax f32 65536x65 0.61, four elements a thread 0.43"},
     {kPlainPowers,          kWord,  256,       lanes(32, 8),           1, false,  kOne,           "as above"},
-    {kPowers,               kWord,  8192,      warps(16),              1, false,  kOne,           "as the norms' rows of words"},
+    {kPlainPowers,          kWord,  8192,      warps(16),              1, false,  kOne,           "as the norms' rows of words"},
     {kSoftmaxes,            kWord,  131072,    cluster_warps(512, 16), 1, false,  kCluster,       "as rows of whole vectors"},
     {kSoftmaxes,            kWord,  INT64_MAX, cluster_warps(512, 8),  1, true,   kInTurn,        "longer than the blocks of a cluster hold, and cards without clusters"},
     {kLikelihood,           kWord,  INT64_MAX, cluster_warps(512, 16), 1, true,   kFewByClusters, "as rows of whole vectors"},
@@ -144,6 +145,10 @@ inline constexpr Rule kRules[] = {
     {kNorms,                kWord,  1024,      warps(8),               1, false,  kOne,           "H200: rms_norm 16384x1023 0.80, 300x769 0.56; sixteen words a thread 0.78 and 0.43"},
     {kNorms,                kWord,  8192,      warps(16),              1, false,  kOne,           "H200: rms_norm 4096x8191 0.81, eight words a thread 0.75"},
     {kNorms,                kWord,  INT64_MAX, cluster_warps(512, 8),  1, true,   kInTurn,        "longer than a block's registers hold"},
+    {kSoftmaxes | kNorms,   kElement, 128,     lanes(32, 4),          1, false,  kOne,           "a warp has a row; four elements a thread, because these kernels are the largest"},
+    {kAllOps,               kElement, 2048,    warps(4),              1, false,  kOne,           "four elements a thread, as above"},
+    {kLikelihoodBackwards,  kElement, INT64_MAX, cluster_warps(512, 4), 1, false, kApart,        "as above"},
+    {kSoftmaxes | kLikelihoods | kNorms, kElement, INT64_MAX, cluster_warps(512, 4), 1, true, kInTurn, "as above"},
 };
 // clang-format on
 
@@ -151,7 +156,7 @@ constexpr bool runs_everywhere(Parts parts) { return parts != Parts::cluster; }
 
 constexpr bool rules_are_total() {
   for (Ops op = 1; op < kAllOps; op *= 2)
-    for (Access access : {kV16, kV8, kWord}) {
+    for (Access access : {kV16, kV8, kWord, kElement}) {
       bool found = access == kV8 && (op & kNorms) == 0;
       for (const Rule& rule : kRules) {
         const Schedule& last = rule.schedules.first[rule.schedules.count - 1];
@@ -188,7 +193,7 @@ static_assert(rules_are_total(), "a row of any length, any number of rows, any c
 // Whether some row of the operator, read and written by elements of so many bytes, comes to the rule.
 constexpr bool has_problem(const Rule& rule, Ops op, int64_t read_bytes, int64_t written_bytes) {
   if ((rule.ops & op) == 0) return false;
-  if (read_bytes == 8) return rule.access == Access::word;
+  if ((read_bytes == 8) != (rule.access == Access::element)) return false;
   return rule.access != Access::vec8 || (read_bytes == 2 && written_bytes == 2);
 }
 
