@@ -62,34 +62,31 @@ int dispatch_activation(Activation activation, F f) {
   }
 }
 
-template <class T, class P, int V, int Rows, Activation act>
+// Elements [at, at + V) of a bias of dtype T or, beside halves, f32.
+template <class T, int V, class A>
+__device__ inline void load_bias(const void* bias, DType dtype, int64_t at, A (&x)[V]) {
+  if constexpr (sizeof(T) == 2)
+    if (dtype == DType::f32) return device::load<true, V>(static_cast<const float*>(bias) + at, V, x);
+  device::load<true, V>(static_cast<const T*>(bias) + at, V, x);
+}
+
+template <class T, int V, Activation act>
 __global__ void __launch_bounds__(kTileThreads) epilogue_kernel(LinearEpilogue a) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
   using A = accumulate_t<T>;
-  at_place<V, Rows>(a.rows, a.n, [&](int64_t row, int64_t column) {
-    const auto* input = static_cast<const T*>(a.input) + row * a.n + column;
-    auto* output = static_cast<T*>(a.output) + row * a.n + column;
-    const int64_t step = blockDim.y * a.n;
-    const auto inside = [&](int k) { return k == 0 || row + k * blockDim.y < a.rows; };
-    A u[Rows][V];
+  at_place<V>(a.rows, a.n, [&](int64_t row, int64_t column) {
+    A u[V], bias[V];
+    device::load<true, V>(static_cast<const T*>(a.input) + row * a.n + column, V, u);
+    load_bias<T>(a.bias, a.parameter, column, bias);
 #pragma unroll
-    for (int k = 0; k < Rows; ++k)
-      if (inside(k)) device::load<true, V>(input + k * step, V, u[k]);
-    accumulate_t<P> bias[V];
-    device::load<true, V>(static_cast<const P*>(a.bias) + column, V, bias);
-#pragma unroll
-    for (int k = 0; k < Rows; ++k) {
-      if (!inside(k)) continue;
-#pragma unroll
-      for (int j = 0; j < V; ++j) u[k][j] = activate<T, act>(u[k][j] + A(bias[j]));
-      device::store<true, V>(output + k * step, V, u[k]);
-    }
+    for (int k = 0; k < V; ++k) u[k] = activate<T, act>(u[k] + bias[k]);
+    device::store<true, V>(static_cast<T*>(a.output) + row * a.n + column, V, u);
   });
 }
 
 // Rows of V columns or more that are not whole vectors: groups of V of all numbers, the last one of what is left.
-template <class T, class P, int V, Activation act>
+template <class T, int V, Activation act>
 __global__ void __launch_bounds__(kTileThreads) epilogue_ragged_kernel(LinearEpilogue a) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
@@ -97,7 +94,6 @@ __global__ void __launch_bounds__(kTileThreads) epilogue_ragged_kernel(LinearEpi
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * kTileThreads + threadIdx.x) * V, left = a.rows * a.n - at;
   if (left <= 0) return;
   const auto* input = static_cast<const T*>(a.input) + at;
-  const auto* bias = static_cast<const P*>(a.bias);
   auto* output = static_cast<T*>(a.output) + at;
   A u[V];
   if (left >= V)
@@ -105,19 +101,22 @@ __global__ void __launch_bounds__(kTileThreads) epilogue_ragged_kernel(LinearEpi
   else
     device::load<false, V>(input, left, u);
   const auto n = static_cast<unsigned>(a.n), first = static_cast<unsigned>(at - device::quotient(at, a.n) * a.n);
-  accumulate_t<P> added[V];
+  A added[V];
 #pragma unroll
-  for (unsigned k = 0; k < V; ++k)
-    added[k] = device::widen(bias[min(first + k, first + k - n)]);  // what is below 0 is large
+  for (unsigned k = 0; k < V; ++k) {
+    A one[1];
+    load_bias<T>(a.bias, a.parameter, min(first + k, first + k - n), one);  // what is below 0 is large
+    added[k] = one[0];
+  }
 #pragma unroll
-  for (int k = 0; k < V; ++k) u[k] = activate<T, act>(u[k] + A(added[k]));
+  for (int k = 0; k < V; ++k) u[k] = activate<T, act>(u[k] + added[k]);
   if (left >= V)
     device::store<true, V>(output, V, u);
   else
     device::store<false, V>(output, left, u);
 }
 
-template <class T, class P, int V, Activation act>
+template <class T, int V, Activation act>
 __global__ void __launch_bounds__(kWalkThreads) epilogue_backward_kernel(LinearEpilogueBackward a) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
@@ -126,20 +125,19 @@ __global__ void __launch_bounds__(kWalkThreads) epilogue_backward_kernel(LinearE
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x * V, column = first + threadIdx.x * V;
   const bool inside = column < a.n;
   const int64_t read = inside ? column : 0;
-  accumulate_t<P> bias[V] = {};
-  A grad[V], saved[V] = {}, sum[V] = {};
+  A bias[V] = {}, grad[V], saved[V] = {}, sum[V] = {};
   const auto load = [&](int64_t row) {
     device::load<true, V>(static_cast<const T*>(a.grad) + row * a.n + read, V, grad);
     if constexpr (act != Activation::none)
       device::load<true, V>(static_cast<const T*>(a.saved) + row * a.n + read, V, saved);
   };
-  const auto load_bias = [&] {
-    if (kFromInput<act> && a.bias) device::load<true, V>(static_cast<const P*>(a.bias) + read, V, bias);
+  const auto read_bias = [&] {
+    if (kFromInput<act> && a.bias) load_bias<T>(a.bias, a.parameter, read, bias);
   };
-  walk_rows(a.rows, inside, load, load_bias, [&](int64_t row, bool own) {
+  walk_rows(a.rows, inside, load, read_bias, [&](int64_t row, bool own) {
 #pragma unroll
     for (int k = 0; k < V; ++k) {
-      grad[k] = differentiate<T, act>(grad[k], saved[k] + A(bias[k]));
+      grad[k] = differentiate<T, act>(grad[k], saved[k] + bias[k]);
       sum[k] += own ? grad[k] : A(0);
     }
     if (own) device::store_at_once<V>(static_cast<T*>(a.grad_input) + row * a.n + column, grad);
@@ -147,7 +145,11 @@ __global__ void __launch_bounds__(kWalkThreads) epilogue_backward_kernel(LinearE
   if (!a.grad_bias) return;
   add_up_rows<V>(sum, parts, [&](int in_tile, A total) {
     const int64_t j = first + in_tile;
-    if (j < a.n) store_sum<P>(a.partial, blockIdx.y * a.n + j, a.grad_bias, j, total);
+    if (j >= a.n) return;
+    if (sizeof(T) == 2 && a.parameter == DType::f32)
+      store_sum<float>(a.partial, blockIdx.y * a.n + j, a.grad_bias, j, total);
+    else
+      store_sum<T>(a.partial, blockIdx.y * a.n + j, a.grad_bias, j, total);
   });
 }
 
@@ -176,9 +178,10 @@ int activate_each(const LinearEpilogue& a, cudaStream_t stream) {
 using plan::linear::Kernel;
 static_assert(plan::linear::kThreads == kTileThreads);
 
-// Elements of a thread.
+// Elements of a thread; of f64 one, because these kernels are the largest.
 template <class T>
 constexpr int elements_of(Kernel kernel) {
+  if (sizeof(T) == 8) return 1;
   if (kernel == Kernel::word) return std::max<int>(1, 4 / sizeof(T));
   return kernel == Kernel::element ? 1 : device::kVector<T>;
 }
@@ -195,22 +198,6 @@ Kernel kernel_of(const LinearEpilogueBackward& a) {
   return plan::linear::kBackward[plan::linear::plan(plan::linear::kBackward, pass, card())].kernel;
 }
 
-// f(elements of a thread's vector, how many, each of a row; 0: one that may cross rows), both as types.
-template <class T, class F>
-int dispatch_elements(Kernel kernel, F f) {
-  using std::integral_constant;
-  constexpr integral_constant<int, elements_of<T>(Kernel::vector)> vector;
-  constexpr integral_constant<int, elements_of<T>(Kernel::word)> word;
-  constexpr integral_constant<int, 1> one;
-  switch (kernel) {
-    case Kernel::two_vectors: return f(vector, integral_constant<int, 2>{});
-    case Kernel::vector: return f(vector, one);
-    case Kernel::across: return f(vector, integral_constant<int, 0>{});
-    case Kernel::word: return f(word, one);
-    default: return f(one, one);
-  }
-}
-
 template <class T>
 Walk walk_of(const LinearEpilogueBackward& a, Kernel kernel) {
   constexpr int64_t kWhole = 64;  // a second kernel for the sums costs more than a second row
@@ -225,22 +212,20 @@ int linear_epilogue(const LinearEpilogue& a, void* stream_handle) {
   if (kernel == Kernel::pointwise) return activate_each(a, stream);
   return dispatch(a.dtype, [&](auto t) -> int {
     using T = typename decltype(t)::type;
-    return dispatch_parameter<T>(a.parameter, [&](auto p) -> int {
-      using P = typename decltype(p)::type;
-      return dispatch_activation(a.activation, [&](auto activation) -> int {
-        constexpr Activation act = decltype(activation)::value;
-        return dispatch_elements<T>(kernel, [&](auto elements, auto rows_each) -> int {
-          constexpr int V = decltype(elements)::value, Rows = decltype(rows_each)::value;
-          if constexpr (Rows == 0) {
-            const auto blocks = static_cast<unsigned>(ceil_div(ceil_div(a.rows * a.n, V), kTileThreads));
-            return launch_kernel(&epilogue_ragged_kernel<T, P, V, act>, launch_config(blocks, kTileThreads, stream), a);
-          } else {
-            const Tiles tiles = tile(a.rows, a.n / V, Rows);
-            const auto config = launch_config(tiles.blocks, tiles.threads, stream);
-            return launch_kernel(&epilogue_kernel<T, P, V, Rows, act>, config, a);
-          }
-        });
-      });
+    return dispatch_activation(a.activation, [&](auto activation) -> int {
+      constexpr Activation act = decltype(activation)::value;
+      constexpr int kVectors = elements_of<T>(Kernel::vector), kWords = elements_of<T>(Kernel::word);
+      if constexpr (sizeof(T) < 8)
+        if (kernel == Kernel::across) {
+          const auto blocks = static_cast<unsigned>(ceil_div(ceil_div(a.rows * a.n, kVectors), kTileThreads));
+          return launch_kernel(&epilogue_ragged_kernel<T, kVectors, act>, launch_config(blocks, kTileThreads, stream),
+                               a);
+        }
+      const Tiles tiles = tile(a.rows, a.n / elements_of<T>(kernel));
+      const auto config = launch_config(tiles.blocks, tiles.threads, stream);
+      if (kernel == Kernel::vector) return launch_kernel(&epilogue_kernel<T, kVectors, act>, config, a);
+      if (kernel == Kernel::word) return launch_kernel(&epilogue_kernel<T, kWords, act>, config, a);
+      return launch_kernel(&epilogue_kernel<T, 1, act>, config, a);
     });
   });
 }
@@ -262,15 +247,12 @@ int linear_epilogue_backward(const LinearEpilogueBackward& a, void* stream_handl
     using T = typename decltype(t)::type;
     const Walk walk = walk_of<T>(a, kernel);
     const auto config = launch_config(walk.blocks, walk.threads, stream);
-    return dispatch_parameter<T>(a.parameter, [&](auto p) -> int {
-      using P = typename decltype(p)::type;
-      return dispatch_activation(a.activation, [&](auto activation) -> int {
-        constexpr Activation act = decltype(activation)::value;
-        constexpr int kVectors = elements_of<T>(Kernel::vector), kWords = elements_of<T>(Kernel::word);
-        if (kernel == Kernel::vector) return launch_kernel(&epilogue_backward_kernel<T, P, kVectors, act>, config, a);
-        if (kernel == Kernel::word) return launch_kernel(&epilogue_backward_kernel<T, P, kWords, act>, config, a);
-        return launch_kernel(&epilogue_backward_kernel<T, P, 1, act>, config, a);
-      });
+    return dispatch_activation(a.activation, [&](auto activation) -> int {
+      constexpr Activation act = decltype(activation)::value;
+      constexpr int kVectors = elements_of<T>(Kernel::vector), kWords = elements_of<T>(Kernel::word);
+      if (kernel == Kernel::vector) return launch_kernel(&epilogue_backward_kernel<T, kVectors, act>, config, a);
+      if (kernel == Kernel::word) return launch_kernel(&epilogue_backward_kernel<T, kWords, act>, config, a);
+      return launch_kernel(&epilogue_backward_kernel<T, 1, act>, config, a);
     });
   });
 }

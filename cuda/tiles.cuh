@@ -6,14 +6,13 @@ namespace fastops::FASTOPS_ARCH {
 
 constexpr int kTileThreads = 256;
 
-// blockIdx.x: a tile of rows, blockIdx.y: a tile of columns; threadIdx.x: a group of columns, threadIdx.y: a row, or several
-// that are blockDim.y apart.
+// blockIdx.x: a tile of rows, blockIdx.y: a tile of columns; threadIdx.x: a group of columns, threadIdx.y: a row.
 struct Tiles {
   dim3 blocks, threads;
 };
 
 // As wide as the row, or narrower, down to a warp, where fewer threads are without columns then.
-inline Tiles tile(int64_t rows, int64_t groups, int rows_each = 1) {
+inline Tiles tile(int64_t rows, int64_t groups) {
   const auto padded = [&](unsigned x) { return ceil_div(groups, x) * x; };
   unsigned x = 1;
   while (x < kTileThreads && x < groups) x *= 2;
@@ -21,15 +20,14 @@ inline Tiles tile(int64_t rows, int64_t groups, int rows_each = 1) {
     if (padded(narrow) < padded(x)) x = narrow;
   const unsigned y = kTileThreads / x;
   const int64_t most = 65535;  // of blocks in that direction
-  return {dim3(static_cast<unsigned>(ceil_div(rows, y * rows_each)),
-               static_cast<unsigned>(std::min(ceil_div(groups, x), most))),
+  return {dim3(static_cast<unsigned>(ceil_div(rows, y)), static_cast<unsigned>(std::min(ceil_div(groups, x), most))),
           dim3(x, y)};
 }
 
-// f(first row, first column) for the thread's groups of V columns, mostly one. V divides n.
-template <int V, int Rows = 1, class F>
+// f(row, first column) for the thread's groups of V columns, mostly one. V divides n.
+template <int V, class F>
 __device__ inline void at_place(int64_t rows, int64_t n, const F& f) {
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y * Rows + threadIdx.y;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   if (row >= rows) return;
   const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.x * V;
   for (int64_t j = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * V; j < n; j += step) f(row, j);

@@ -57,14 +57,13 @@ constexpr bool library_adds_bias(const Product& p) { return p.dtype != DType::f6
 // ---- the epilogue ----------------------------------------------------------------------------------------------------
 
 enum class Kernel : uint8_t {
-  pointwise,    // without a bias every number is by itself
-  vector,       // a thread has a vector of 16 bytes
-  two_vectors,  // one of each of two rows
-  across,       // a vector that may cross rows
-  word,         // 4 bytes
+  pointwise,  // without a bias every number is by itself
+  vector,     // a thread has a vector of 16 bytes
+  across,     // a vector that may cross rows
+  word,       // 4 bytes
   element,
 };
-constexpr const char* kKernelNames[] = {"pointwise", "vector", "two_vectors", "across", "word", "element"};
+constexpr const char* kKernelNames[] = {"pointwise", "vector", "across", "word", "element"};
 enum class Bias : uint8_t { none, given, either };
 
 // The output, rows of n elements.
@@ -91,8 +90,7 @@ constexpr int kThreads = 256;  // of a block, of which each multiprocessor is to
 inline constexpr Rule kForward[] = {
     // kernel,            bias,         aligned, multiple, vectors, why: measured on one H200, us, as taken and as not
     {Kernel::pointwise,   Bias::none,   false,   0,        0, "16384x256x1024 38.96, by rows and columns 40.5"},
-    {Kernel::two_vectors, Bias::given,  true,    16,       8, "two rows share the bias: 16384x256x1024 40.6, one row 41.4"},
-    {Kernel::vector,      Bias::given,  true,    16,       1, "before two rows a thread: 32768x256 23.3, without rows and columns in the grid 24.6"},
+    {Kernel::vector,      Bias::given,  true,    16,       1, "32768x256 23.3, without rows and columns in the grid 24.6"},
     {Kernel::across,      Bias::given,  true,    4,        2, "65537x128x769 283, by words 308; where there are fewer, words are as fast"},
     {Kernel::word,        Bias::given,  true,    4,        0, "vectors would leave multiprocessors idle: 16x160x384 4.17, by vectors 4.69"},
     {Kernel::across,      Bias::given,  true,    0,        1, "4096x256x769 35.0, by elements 44.8"},
@@ -114,7 +112,7 @@ constexpr int plan(const Rule (&rules)[N], const Pass& pass, const Card& card) {
     return (rule.bias == Bias::either || (rule.bias == Bias::given) == pass.bias) && (pass.aligned || !rule.aligned) &&
            (rule.multiple == 0 || (pass.bias_aligned && bytes % rule.multiple == 0)) &&
            pass.vectors() >= int64_t{rule.vectors_each} * kThreads * card.multiprocessors &&
-           (!crosses || (bytes >= 16 && pass.n < INT32_MAX));
+           (!crosses || (bytes >= 16 && pass.n < INT32_MAX && pass.dtype != DType::f64));
   };
   for (int number = 0; number < N; ++number)
     if (fulfils(rules[number])) return number;

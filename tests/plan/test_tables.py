@@ -173,7 +173,7 @@ def test_who_adds_the_bias(dtype: str, rows: int, features: int, outputs: int, l
     ("rows", "n", "bias", "aligned", "kernel"),
     [
         (8192, 4096, False, True, "pointwise"),
-        (8192, 4096, True, True, "two_vectors"),
+        (8192, 4096, True, True, "vector"),
         (1000, 1024, True, True, "vector"),
         (4096, 770, True, True, "across"),
         (4096, 769, True, True, "across"),

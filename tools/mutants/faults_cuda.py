@@ -130,8 +130,8 @@ FAULTS = on_cuda(
             (*SOFTMAXES, *NORMS),
             "cuda/engine/row/access.cuh",
             "The second half of a word is the first one, in rows that begin inside a word.",
-            "static_cast<unsigned short>(kept_[g] >> 16)",
-            "static_cast<unsigned short>(kept_[g])",
+            "to_[g * step + 1] = {static_cast<unsigned short>(kept_[g] >> 16)};",
+            "to_[g * step + 1] = {static_cast<unsigned short>(kept_[g])};",
         ),
         Fault(
             "cuda-entropy-of-a-larger-scale",
@@ -318,15 +318,6 @@ FAULTS = on_cuda(
             "const int count = (heads - task.first + task.step - 1) / task.step;",
         ),
         Fault(
-            "cuda-linear-two-vectors-of-any-row",
-            1,
-            ("linear",),
-            "cpp/plan/linear.h",
-            "The rule of two vectors a thread takes rows that are no whole vectors.",
-            "{Kernel::two_vectors, Bias::given,  true,    16, ",
-            "{Kernel::two_vectors, Bias::given,  true,    4, ",
-        ),
-        Fault(
             "cuda-linear-last-vector",
             3,
             ("linear",),
@@ -362,15 +353,6 @@ FAULTS = on_cuda(
             "A team of more than four heads reads the third and fourth once more.",
             "load_two<Aligned>(from[first + N + k], first",
             "load_two<Aligned>(from[N + k], first",
-        ),
-        Fault(
-            "cuda-linear-second-row",
-            3,
-            ("linear",),
-            "cuda/linear.cu",
-            "Of an odd number of rows, two a thread, one more is read and written behind the last.",
-            "const auto inside = [&](int k) { return k == 0 || row + k * blockDim.y < a.rows; };",
-            "const auto inside = [&](int k) { return k == 0 || row + k * blockDim.y <= a.rows; };",
         ),
         Fault(
             "cuda-linear-gradient-alignment",
@@ -446,16 +428,6 @@ FAULTS = on_cuda(
             "More tiles of columns than the card is to have blocks leave no chunk of rows, and the launch fails.",
             "std::max<int64_t>(1, blocks * card().multiprocessors / tiles)",
             "blocks * card().multiprocessors / tiles",
-        ),
-        Fault(
-            "cuda-linear-reads-a-row-behind",
-            3,
-            ("linear",),
-            "cuda/linear.cu",
-            "Of an odd number of rows, two a thread, the one behind the last is read, for no branch is to part "
-            "the loads.",
-            "if (inside(k)) device::load<true, V>(input + k * step, V, u[k]);",
-            "device::load<true, V>(input + k * step, V, u[k]);",
         ),
         Fault(
             "cuda-lltm-elu-cancels-near-zero",
