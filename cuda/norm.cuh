@@ -7,6 +7,7 @@
 #include "device/math.cuh"
 #include "device/vector.cuh"
 #include "dispatch.cuh"
+#include "engine/row/team_sum.cuh"
 #include "kernels/norm.h"
 
 namespace fastops::FASTOPS_ARCH {
@@ -16,53 +17,7 @@ using device::kVector;
 using device::tree_sum;
 using device::Vector;
 
-constexpr int kWarp = 32;
 constexpr int kVectors = 2;  // of 16 bytes, a thread's in the kernels of short rows
-
-template <class A, int N>
-struct Sums {
-  A at[N];
-};
-
-template <int Lanes, class A, int N>
-__device__ inline void lane_sum(Sums<A, N>& sums) {
-#pragma unroll
-  for (int lane = Lanes / 2; lane > 0; lane /= 2)
-#pragma unroll
-    for (int k = 0; k < N; ++k) sums.at[k] += __shfl_xor_sync(0xffffffffu, sums.at[k], lane);
-}
-
-// Up to so many warps' sums each thread adds in turn; those of more, a warp's lanes.
-constexpr int kWarpsInTurn = 4;
-
-// Sum over a team of whole warps, the same bits for each of its threads. Two sums in a row need two scratches; a third
-// may take the first again.
-template <class A, int N>
-struct Scratch {
-  Sums<A, N> warp[kWarp];
-};
-
-template <class A, int N, class Barrier>
-__device__ inline void team_sum(Sums<A, N>& sums, int warps, int warp, Scratch<A, N>& scratch, Barrier barrier) {
-  lane_sum<kWarp>(sums);
-  if (warps == 1) return;
-  const int lane = threadIdx.x % kWarp;
-  if (lane == 0) scratch.warp[warp] = sums;
-  barrier();
-  static_assert(kWarpsInTurn == 4);
-  if (warps <= kWarpsInTurn) {
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      sums.at[k] = scratch.warp[0].at[k] + scratch.warp[1].at[k];
-      if (warps > 2) sums.at[k] += scratch.warp[2].at[k];
-      if (warps > 3) sums.at[k] += scratch.warp[3].at[k];
-    }
-    return;
-  }
-#pragma unroll
-  for (int k = 0; k < N; ++k) sums.at[k] = lane < warps ? scratch.warp[lane].at[k] : A(0);
-  lane_sum<kWarp>(sums);
-}
 
 // Weight or bias: where there is none, every vector is the same one, which costs no branch.
 template <class P>

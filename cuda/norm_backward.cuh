@@ -7,15 +7,16 @@
 // fused and a rounded one is not 0 where it must be, as in rows of one element. What is fused in a row's own numbers says so:
 // every kernel gives it the same bits.
 #include "norm.cuh"
-#include "norm_plan.cuh"
+#include "plan/norm_backward.h"
 
 namespace fastops::FASTOPS_ARCH {
 
 using Plan = plan::norm_backward::Plan;
 
 // The launchers of the kernels, each in a file of its own. clusters: how many of the plan's a card has at once.
+int norm_backward_registers(const NormBackward& a, const Plan& plan, cudaStream_t stream);
 int norm_backward_single_wave(const NormBackward& a, const Plan& plan, cudaStream_t stream);
-int norm_backward_ragged(const NormBackward& a, const Plan& plan, cudaStream_t stream);
+int norm_backward_words(const NormBackward& a, const Plan& plan, cudaStream_t stream);
 int norm_backward_ring(const NormBackward& a, const Plan& plan, cudaStream_t stream);
 int64_t norm_backward_ring_clusters(const NormBackward& a, const Plan& plan);
 int norm_backward_wide(const NormBackward& a, const Plan& plan, cudaStream_t stream);
@@ -101,12 +102,11 @@ __device__ inline RowNumbers<accumulate_t<T>> row_numbers(const Backward<T, P>& 
 // First pass over a vector: x becomes h and grad g; both go into the sums over the row and those over the rows. A vector
 // of zeros that is not `own` adds nothing, however large the row's mean. Each vector has sums of its own at first, so that
 // they do not wait for each other.
-template <Norm N, int W, class A, class Weight>
-__device__ inline void first_pass(A (&x)[W], A (&grad)[W], bool own, const Weight& weight, A offset,
-                                  const RowNumbers<A>& row, Sums<A, kSums<N>>& sums, A (&weight_sum)[W], A* bias_sum) {
+template <Norm N, int W, class A>
+__device__ inline void first_pass(A (&x)[W], A (&grad)[W], bool own, const A (&w)[W], A offset,
+                                  const RowNumbers<A>& row, Sums<A, kSums<N>>& sums, A* weight_sum, A* bias_sum) {
   const A rstd = N == Norm::rms || own ? row.rstd : A(0), shift = -row.shift * rstd;
-  A w[W], of_gh = 0, of_g = 0;
-  device::widen(weight, w);
+  A of_gh = 0, of_g = 0;
 #pragma unroll
   for (int k = 0; k < W; ++k) {
     if constexpr (N == Norm::layer)
@@ -125,6 +125,14 @@ __device__ inline void first_pass(A (&x)[W], A (&grad)[W], bool own, const Weigh
   }
   sums.at[0] += of_gh;
   if constexpr (N == Norm::layer) sums.at[1] += of_g;
+}
+
+template <Norm N, int W, class A, class P>
+__device__ inline void first_pass(A (&x)[W], A (&grad)[W], bool own, const Vector<P, W>& weight, A offset,
+                                  const RowNumbers<A>& row, Sums<A, kSums<N>>& sums, A (&weight_sum)[W], A* bias_sum) {
+  A w[W];
+  device::widen(weight, w);
+  first_pass<N, W, A>(x, grad, own, w, offset, row, sums, weight_sum, bias_sum);
 }
 
 template <class A, int N>
@@ -171,15 +179,9 @@ inline size_t parts_bytes(const NormBackward& a, int teams) {
   return asked_for && teams > 1 ? teams * part_bytes(a) : 0;
 }
 
-// Where the warps of one of a block's teams meet.
-struct TeamBarrier {
-  int which, threads;
-  __device__ void operator()() const { asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "r"(threads) : "memory"); }
-};
-
-// Adds the column sums of a block's teams, [parts][sums·n], in their order, W columns at a time.
+// Adds the column sums of a block's teams, [count][columns], in the order of the teams, W columns at a time.
 template <int W, class T, class P, class A>
-__device__ inline void add_parts_by(const Backward<T, P>& a, const A* parts, int count, int64_t columns, A* result) {
+__device__ inline void add_parts(const Backward<T, P>& a, const A* parts, int count, int64_t columns, A* result) {
   using Columns = Vector<A, W>;
   for (int64_t j = threadIdx.x * W; j < columns; j += blockDim.x * W) {
     Columns total = *reinterpret_cast<const Columns*>(parts + j);
@@ -194,12 +196,4 @@ __device__ inline void add_parts_by(const Backward<T, P>& a, const A* parts, int
       store_parameter_grad<W>(a, j >= a.n, j >= a.n ? j - a.n : j, total.at);
   }
 }
-template <class T, class P, class A>
-__device__ inline void add_parts(const Backward<T, P>& a, const A* parts, int count, int64_t columns, A* result) {
-  if (a.n % kVector<A> == 0)
-    add_parts_by<kVector<A>>(a, parts, count, columns, result);
-  else
-    add_parts_by<1>(a, parts, count, columns, result);
-}
-
 }  // namespace fastops::FASTOPS_ARCH

@@ -5,12 +5,15 @@
 #include "dependent.cuh"
 #include "norm_backward.cuh"
 #include "norm_columns.cuh"
-#include "norm_words.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
 
 constexpr int kThreads = kWarp * kMostColumnWarps;  // of a block
+
+// Elements of a word.
+template <class T>
+constexpr int kWord = sizeof(T) == 2 ? 2 : 1;
 
 // The most units of a thread: of a lane, where one warp has the row, as one warp has it among many; of a block's thread.
 constexpr int kOfLane = 2;

@@ -1,10 +1,10 @@
-// The backward of layer_norm in a half type for rows of more than 64 KB; see norm_ring.cuh. Half as many blocks share a row
-// as in norm_backward_ring.cu: clusters of sixteen leave many multiprocessors without work, and each sum crosses fewer
+// The backward of layer_norm in a half type for rows of more than 64 KB; see engine/row/ring.cuh. Half as many blocks share a row
+// as in walk.cuh: clusters of sixteen leave many multiprocessors without work, and each sum crosses fewer
 // blocks. That is twice the row a block, for which there are no registers: 512 threads hold the weight and the sums for the
 // parameters, which takes all there are, and the row stays packed in the ring, from which its second pass reads it again.
 // That pass comes after the first pass of the next row: the sums over the row cross the cluster meanwhile.
+#include "engine/row/ring.cuh"
 #include "norm_backward.cuh"
-#include "norm_ring.cuh"
 
 namespace fastops::FASTOPS_ARCH {
 namespace {
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   constexpr int W = kVector<T>, V = kWideVectors, S = kSums<N>, kTensors = 2;
   using Row = Vector<T, W>;
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ device::Barrier arrived[kMostStages], told[kTurns];
+  __shared__ device::Barrier arrived[kMostStages], sent[kTurns];
   __shared__ Exchange exchange[kTurns];
   __shared__ RowNumbers<float> statistics[kMostStages];
 
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   const unsigned bytes = vectors * sizeof(Row);
   Row* const ring = reinterpret_cast<Row*>(shared);
   auto slot_of = [&](int slot, int tensor) { return ring + (slot * kTensors + tensor) * part.most; };
-  ring_begin<2>(arrived, stages, told, cluster);  // a row arrives, and so do its statistics
+  ring_begin<2>(arrived, stages, sent, cluster);  // a row arrives, and so do its statistics
   wait_for_earlier_kernels();
 
   const int rows = static_cast<int>(a.rows), first_row = blockIdx.x / cluster, step = gridDim.x / cluster;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   if (!a.shift && thread < stages) statistics[thread].shift = 0;  // seen by all from ring_meet() on
   if (thread == 0)
     for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
-  if (rows <= step) let_next_kernel_start();  // as in norm_backward_ring.cu
+  if (rows <= step) let_next_kernel_start();  // as in walk.cuh
 
   Vector<T, W> w[V];
 #pragma unroll
@@ -88,11 +88,11 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     }
     lane_sum<kWarp>(sums);
     const int turn = at.count++ % kTurns;
-    if (thread == 0) device::barrier_expect(&told[turn], cluster * kWideWarps * S * sizeof(float));
+    if (thread == 0) device::barrier_expect(&sent[turn], cluster * kWideWarps * S * sizeof(float));
     if (lane < cluster) {
 #pragma unroll
       for (int k = 0; k < S; ++k)
-        device::send(&exchange[turn].at[k][part.rank * kWideWarps + thread / kWarp], &told[turn], lane, sums.at[k]);
+        device::send(&exchange[turn].at[k][part.rank * kWideWarps + thread / kWarp], &sent[turn], lane, sums.at[k]);
     }
     at.row += step;
     if (++at.slot == stages) {
@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   for (int row = first_row; row < rows; row += step) {
     if (at.row < rows) first_pass_over();
     const int turn = count % kTurns;
-    device::barrier_wait_cluster(&told[turn], count++ / kTurns & 1);
-    Sums<float, S> sums = sum_of_told(exchange[turn].at, cluster * kWideWarps);
+    device::barrier_wait_cluster(&sent[turn], count++ / kTurns & 1);
+    Sums<float, S> sums = sum_of_sent(exchange[turn].at, cluster * kWideWarps);
     divide(sums, a.inverse_n);
     const RowNumbers<float> numbers = statistics[slot];
     if (a.grad_input) {
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     if (++slot == stages) slot = 0;
   }
 
-  let_next_kernel_start();  // as in norm_backward_ring.cu
+  let_next_kernel_start();  // as in walk.cuh
   if (a.partial || a.whole) {
     float* const result = a.partial + blockIdx.x / cluster * S * a.n;
 #pragma unroll
@@ -173,8 +173,6 @@ auto dispatch_half(DType dtype, F f) {
 }
 
 }  // namespace
-
-static_assert(teams_are<BackwardTable>(BackwardTable::Kernel::ring_long, plan::kAll, kWideThreads, kWideVectors));
 
 int64_t norm_backward_wide_clusters(const NormBackward& a, const Plan& plan) {
   return dispatch_half(a.dtype, [&](auto t) {

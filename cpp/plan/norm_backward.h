@@ -5,12 +5,13 @@
 
 namespace fastops::plan::norm_backward {
 
-// Each is a template of its own: cuda/norm_backward.cu, then norm_backward_{few,ragged,ring,wide}.cu, norm_backward.cu again.
+// registers, words and ring are forms of cuda/norm_walk.cu; the others have cuda/norm_backward_few.cu, norm_backward_wide.cu and
+// norm_backward.cu.
 enum class Kernel : uint8_t {
-  registers,    // blocks that stay walk over the rows: the next row is on its way into registers
+  registers,    // teams walk over the rows, and load the next row into registers
   single_wave,  // a block a row; beside them blocks that read all rows again, by columns, for the parameters
   words,        // as `registers`, read by words or elements
-  ring,         // as `registers`, the next rows on their way into the shared memory of a cluster's blocks
+  ring,         // as `registers`, the next rows are loaded into the shared memory of a cluster's blocks
   ring_long,    // likewise, rows stay there
   long_row,     // read twice; the parameters' gradients by another kernel, by columns
 };
@@ -93,9 +94,6 @@ inline constexpr Rule kRules[] = {
 };
 // clang-format on
 static_assert(schedules_keep_the_order(kRules) && schedules_are_total(kRules) && rules_are_total(kRules));
-
-inline constexpr int kCount = count_forms(kRules);
-inline constexpr auto kForms = make_forms<kCount>(kRules);
 
 // How the sums over the rows, for the parameters' gradients, are added: `chunks` of rows, each by itself, then these. It is
 // the one order that may depend on the card.

@@ -5,9 +5,9 @@
 // A rule gives a row's order of summation, which decides the bits of its result. Which of the rule's schedules runs may depend
 // on the number of rows; all of them add a row up in the rule's order. A function that picks the rule gets a Row, which does
 // not have the number of rows, but for whether 32 bits count them.
-#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 #include "kernels/norm.h"
 #include "plan/card.h"
@@ -141,25 +141,6 @@ struct List {
   constexpr const T* end() const { return first + count; }
 };
 
-// A rule and one of its schedules, by their numbers: what a kernel is instantiated for (cuda/norm_plan.cuh).
-struct Form {
-  int rule, schedule;
-};
-template <class Rule, size_t N>
-constexpr int count_forms(const Rule (&rules)[N]) {
-  int count = 0;
-  for (const Rule& rule : rules) count += rule.schedules.count;
-  return count;
-}
-template <int Count, class Rule, size_t N>
-constexpr std::array<Form, Count> make_forms(const Rule (&rules)[N]) {
-  std::array<Form, Count> forms{};
-  int form = 0;
-  for (int rule = 0; rule < static_cast<int>(N); ++rule)
-    for (int schedule = 0; schedule < rules[rule].schedules.count; ++schedule) forms[form++] = {rule, schedule};
-  return forms;
-}
-
 // Whether each schedule's kernel adds a row up as its rule says, so that the number of rows cannot change a row's bits.
 template <class Rule, size_t N>
 constexpr bool schedules_keep_the_order(const Rule (&rules)[N]) {
@@ -193,23 +174,6 @@ constexpr bool rules_are_total(const Rule (&rules)[N]) {
                      rule.up_to == INT64_MAX;
           if (possible && !found) return false;
         }
-  return true;
-}
-
-// Whether a problem with these bits, of some of the groups, can come to a schedule of the rule: none before it takes all such.
-template <class Rule>
-constexpr bool reaches(const Rule& rule, int schedule, Bits bits) {
-  const Bits own = rule.problems() & rule.schedules.first[schedule].problems;
-  if (!contains(own, bits)) return false;
-  Bits all = bits;
-  for (Bits group : {kNorms, kTypes, kEither, kAnyLength})
-    if ((bits & group) == 0) all |= own & group;
-  for (int before = 0; before < schedule; ++before) {
-    const auto& earlier = rule.schedules.first[before];
-    const AtMost &taken = earlier.rows, &asked = rule.schedules.first[schedule].rows;
-    const bool takes_rows = taken.unit == Unit::any || (taken.unit == asked.unit && taken.number == asked.number);
-    if (takes_rows && runs_everywhere(earlier.kernel) && contains(earlier.problems, all)) return false;
-  }
   return true;
 }
 

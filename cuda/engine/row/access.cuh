@@ -117,6 +117,8 @@ class VectorStore {
     if constexpr (kKeeps) {
       if (begins_at_word(row_))
         write_words();
+      else if constexpr (kLanes == 32)
+        write_shifted();
       else
         write_halves();
     }
@@ -135,6 +137,25 @@ class VectorStore {
       if (own_.are_behind(g, W, n_)) break;
       if (g * step + 1 < left_) *reinterpret_cast<unsigned*>(to_ + g * step) = kept_[g];
       if (g * step + 1 == left_) to_[g * step] = {static_cast<unsigned short>(kept_[g])};
+    }
+  }
+  // Writes words that begin half a word before the lane's. The words of a warp are contiguous, from one vector to the next.
+  __device__ void write_shifted() {
+    unsigned before = 0;
+#pragma unroll
+    for (int g = 0; g < kVectors; ++g) {
+      T* to = to_ + g * 32 * W;
+      const int left = left_ - g * 32 * W;
+      const unsigned around = __shfl_sync(~0u, kept_[g], (own_.lane + 31) % 32);
+      const unsigned both = __byte_perm(own_.lane == 0 ? before : around, kept_[g], 0x5432);
+      before = around;
+      if (g == 0 && own_.lane == 0) {
+        if (left > 0) *to = {static_cast<unsigned short>(kept_[g])};
+      } else if (left > 0) {
+        *reinterpret_cast<unsigned*>(to - 1) = both;
+      }
+      const bool is_last = left == 2 || (g == kVectors - 1 && own_.lane == 31 && left > 2);
+      if (is_last) to[1] = {static_cast<unsigned short>(kept_[g] >> 16)};
     }
   }
   __device__ void write_halves() {

@@ -1,23 +1,23 @@
 #pragma once
-// Kernels for long rows on cards with thread-block clusters: blocks that stay, a ring of rows on their way into shared
-// memory by bulk copies, and a row divided among the blocks of a cluster where it is too long for one.
+// Rows that wait in a ring of stages in shared memory, which bulk copies fill. The blocks of a cluster may share a row.
 #include <atomic>
 #include <cstdint>
 
 #include "device/bulk.cuh"
+#include "engine/row/team_sum.cuh"
 #include "launch/cluster.cuh"
-#include "norm.cuh"
+#include "plan/rule.h"
 
 namespace fastops::FASTOPS_ARCH {
 
 using plan::kMostBlocksOfRow;
 using plan::kMostStages;
-static_assert(kMostBlocksOfRow <= kWarp);  // a lane sends to each
+static_assert(kMostBlocksOfRow <= kWarp);  // a lane sends a warp's sums to each block
 
-// The last answer of a device, beside its question: one number, so that threads see both or neither.
+// The last answer for each device. Question and answer are one number, so that other threads read both or neither.
 class LastAnswer {
  public:
-  // ask(): 0 for an answer to ask for again.
+  // Returns the stored answer, or calls ask(). An answer of 0 is not stored.
   template <class F>
   int64_t get(const ClusterShape& shape, F ask) {
     int device = 0;
@@ -38,7 +38,8 @@ class LastAnswer {
   std::atomic<uint64_t> answers_[PerDevice::kDevices] = {};
 };
 
-// How many such clusters the card has at once. At least one: where the driver does not say, the launch will.
+// Returns how many clusters of this shape the card runs at once; 1 if the driver reports an error, which the launch reports
+// again.
 template <auto Kernel>
 int64_t resident_clusters(const ClusterShape& shape) {
   static LastAnswer known;
@@ -54,14 +55,15 @@ int64_t resident_clusters(const ClusterShape& shape) {
   }));
 }
 
-// The sums that `told_by` warps have sent, the same bits for every thread. A lane adds every 32nd.
+// Adds the sums that `senders` warps have sent. Every thread gets the same bits: a lane adds every 32nd sum, then the lanes
+// are added.
 template <int S, int Most>
-__device__ inline Sums<float, S> sum_of_told(const float (&at)[S][Most], int told_by) {
+__device__ inline Sums<float, S> sum_of_sent(const float (&at)[S][Most], int senders) {
   Sums<float, S> sums = {};
 #pragma unroll
   for (int first = 0; first < Most; first += kWarp) {
     const int i = first + threadIdx.x % kWarp;
-    if (i >= told_by) break;
+    if (i >= senders) break;
 #pragma unroll
     for (int k = 0; k < S; ++k) sums.at[k] += at[k][i];
   }
@@ -69,9 +71,9 @@ __device__ inline Sums<float, S> sum_of_told(const float (&at)[S][Most], int tol
   return sums;
 }
 
-// A block's part of a row of `all` vectors that `cluster` blocks share.
+// A block's part of a row of `all` vectors, which `cluster` blocks share.
 struct RingPart {
-  int rank, most, begin, vectors;  // most: of any block
+  int rank, most, begin, vectors;  // most: vectors of the largest part
 
   __device__ RingPart(int all, int cluster)
       : rank(cluster > 1 ? device::cluster_rank() : 0),
@@ -80,13 +82,13 @@ struct RingPart {
         vectors(min(most, all - begin)) {}
 };
 
-// Makes the barriers; a phase of `arrived` takes so many arrivals. Thread 0 may use its block's at once, and without a cluster
-// the others too; a cluster's blocks may use each other's, and their own, after ring_meet().
-template <unsigned Arrivals = 1, int Turns>
-__device__ inline void ring_begin(device::Barrier* arrived, int count, device::Barrier (&told)[Turns], int cluster) {
+// Initializes the barriers. A phase of `arrived` ends after kArrivals arrivals. Thread 0 may use its block's barriers at once,
+// and without a cluster so may all threads. The other threads of a cluster must call ring_meet() first.
+template <unsigned kArrivals = 1, int kTurns>
+__device__ inline void ring_begin(device::Barrier* arrived, int count, device::Barrier (&sent)[kTurns], int cluster) {
   if (threadIdx.x == 0) {
-    for (int k = 0; k < count; ++k) device::barrier_init<Arrivals>(&arrived[k]);
-    for (int k = 0; k < Turns; ++k) device::barrier_init(&told[k]);
+    for (int k = 0; k < count; ++k) device::barrier_init<kArrivals>(&arrived[k]);
+    for (int k = 0; k < kTurns; ++k) device::barrier_init(&sent[k]);
     device::barrier_init_fence();
   }
   if (cluster > 1)
