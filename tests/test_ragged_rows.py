@@ -19,7 +19,7 @@ from fastops.selftest.bits import same_bits
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 # The bounds of the CUDA kernels' rules, some lengths between them, and all that a vector of the CPU's may leave.
-RAGGED = tuple(sorted({*range(1, 41), 403, 1500, 3001, *lengths("row", "words", most=20000)}))
+RAGGED = tuple(sorted({*range(1, 41), 403, 1500, 3001, *lengths("row", "words", "elements", most=20000)}))
 WHOLE = lengths("row", "16 bytes", dtypes=("bf16", "f32"), most=40000)
 
 

@@ -19,6 +19,7 @@ constexpr Ops kLikelihoods = kLikelihood | kLikelihoodGeneral;
 constexpr Ops kLikelihoodBackwards = kLikelihoodBackward | kLikelihoodGeneralBackward;
 constexpr Ops kNorms = kRmsNorm | kLayerNorm;
 constexpr Ops kAllOps = kPowers | kNorms;
+constexpr Ops kOfF64 = kSoftmaxes | kGeneral | kNorms;  // the losses of float64 have the general kernels alone
 constexpr const char* kOpNames[] = {"softmax",
                                     "softmax_backward",
                                     "likelihood",
@@ -145,10 +146,10 @@ inline constexpr Rule kRules[] = {
     {kNorms,                kWord,  1024,      warps(8),               1, false,  kOne,           "H200: rms_norm 16384x1023 0.80, 300x769 0.56; sixteen words a thread 0.78 and 0.43"},
     {kNorms,                kWord,  8192,      warps(16),              1, false,  kOne,           "H200: rms_norm 4096x8191 0.81, eight words a thread 0.75"},
     {kNorms,                kWord,  INT64_MAX, cluster_warps(512, 8),  1, true,   kInTurn,        "longer than a block's registers hold"},
-    {kSoftmaxes | kNorms,   kElement, 128,     lanes(32, 4),          1, false,  kOne,           "a warp has a row; four elements a thread, because these kernels are the largest"},
-    {kAllOps,               kElement, 2048,    warps(4),              1, false,  kOne,           "four elements a thread, as above"},
-    {kLikelihoodBackwards,  kElement, INT64_MAX, cluster_warps(512, 4), 1, false, kApart,        "as above"},
-    {kSoftmaxes | kLikelihoods | kNorms, kElement, INT64_MAX, cluster_warps(512, 4), 1, true, kInTurn, "as above"},
+    {kSoftmaxes | kNorms,   kElement, 128,     lanes(32, 4),           1, false,  kOne,           "a warp has a row; four elements a thread, because kernels of float64 are the largest"},
+    {kOfF64,                kElement, 2048,    warps(4),               1, false,  kOne,           "as above"},
+    {kLikelihoodGeneralBackward, kElement, INT64_MAX, cluster_warps(512, 4), 1, false, kApart,    "as above"},
+    {kSoftmaxes | kLikelihoodGeneral | kNorms, kElement, INT64_MAX, cluster_warps(512, 4), 1, true, kInTurn, "as above"},
 };
 // clang-format on
 
@@ -157,7 +158,7 @@ constexpr bool runs_everywhere(Parts parts) { return parts != Parts::cluster; }
 constexpr bool rules_are_total() {
   for (Ops op = 1; op < kAllOps; op *= 2)
     for (Access access : {kV16, kV8, kWord, kElement}) {
-      bool found = access == kV8 && (op & kNorms) == 0;
+      bool found = (access == kV8 && (op & kNorms) == 0) || (access == kElement && (op & kOfF64) == 0);
       for (const Rule& rule : kRules) {
         const Schedule& last = rule.schedules.first[rule.schedules.count - 1];
         if (last.blocks_each != 0) return false;

@@ -31,14 +31,21 @@ def with_clusters(blocks: int) -> Facts:
 def read_by(problem: RowProblem, n: int) -> str:
     """Return the access that an operator reads its rows by, as the documentation has it."""
     larger = max(SIZES[problem.read], SIZES[problem.written])
-    if problem.read != "f64" and n * larger % 16 == 0:
+    if problem.read == "f64":
+        return "elements"
+    if n * larger % 16 == 0:
         return "16 bytes"
     return "8 bytes" if problem.op.endswith("norm") and larger == 2 and n % 4 == 0 else "words"
 
 
 def width(problem: RowProblem, access: str) -> int:
     sizes = SIZES[problem.read], SIZES[problem.written]
-    return {"16 bytes": 16 // max(sizes), "8 bytes": 8 // max(sizes), "words": 2 if min(sizes) == 2 else 1}[access]
+    return {
+        "16 bytes": 16 // max(sizes),
+        "8 bytes": 8 // max(sizes),
+        "words": 2 if min(sizes) == 2 else 1,
+        "elements": 1,
+    }[access]
 
 
 @every_problem
