@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   const unsigned bytes = vectors * sizeof(Row);
   Row* const ring = reinterpret_cast<Row*>(shared);
   auto slot_of = [&](int slot, int tensor) { return ring + (slot * kTensors + tensor) * part.most; };
-  ring_begin<2>(arrived, stages, sent, cluster);  // a row arrives, and so do its statistics
+  ring_init_barriers<2>(arrived, stages, sent, cluster);  // a row arrives, and so do its statistics
   wait_for_earlier_kernels();
 
   const int rows = static_cast<int>(a.rows), first_row = blockIdx.x / cluster, step = gridDim.x / cluster;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     device::copy_word_async(&statistics[slot].rstd, a.rstd + at);
     device::barrier_arrive_behind_copies(&arrived[slot]);
   };
-  if (!a.shift && thread < stages) statistics[thread].shift = 0;  // seen by all from ring_meet() on
+  if (!a.shift && thread < stages) statistics[thread].shift = 0;  // seen by all from ring_wait_for_cluster() on
   if (thread == 0)
     for (int k = 0; k < stages; ++k) fetch(first_row + k * step, k);
   if (rows <= step) let_next_kernel_start();  // as in walk.cuh
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   for (int g = 0; g < V; ++g)
     w[g] = weight_or_one(a.weight).template vector_or_zero<W>(g * kWideThreads + thread, vectors, begin);
   float weight_sum[V][W] = {}, bias_sum[V][W] = {};
-  ring_meet(cluster);  // while all that was asked for is on its way
+  ring_wait_for_cluster(cluster);  // while all that was asked for is on its way
 
   // The first pass over one row after the other. Every warp tells every block of the cluster its sums.
   struct {
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     if (at.row < rows) first_pass_over();
     const int turn = count % kTurns;
     device::barrier_wait_cluster(&sent[turn], count++ / kTurns & 1);
-    Sums<float, S> sums = sum_of_sent(exchange[turn].at, cluster * kWideWarps);
+    Sums<float, S> sums = sum_received(exchange[turn].at, cluster * kWideWarps);
     divide(sums, a.inverse_n);
     const RowNumbers<float> numbers = statistics[slot];
     if (a.grad_input) {

@@ -5,15 +5,15 @@
 
 namespace fastops::plan::norm_backward {
 
-// registers, words and ring are forms of cuda/norm_walk.cu; the others have cuda/norm_backward_few.cu, norm_backward_wide.cu and
-// norm_backward.cu.
+// In cuda/: registers, words and ring are forms of norm_walk.cu; single_wave is norm_backward_few.cu, ring_long
+// norm_backward_wide.cu, long_row norm_backward.cu.
 enum class Kernel : uint8_t {
   registers,    // teams walk over the rows, and load the next row into registers
   single_wave,  // a block a row; beside them blocks that read all rows again, by columns, for the parameters
   words,        // as `registers`, read by words or elements
   ring,         // as `registers`, the next rows are loaded into the shared memory of a cluster's blocks
-  ring_long,    // likewise, rows stay there
-  long_row,     // read twice; the parameters' gradients by another kernel, by columns
+  ring_long,    // as `ring`; the second pass reads the row again from shared memory
+  long_row,     // one block reads the row twice from global memory; another kernel sums the columns
 };
 
 constexpr const char* kKernelNames[] = {"registers", "single_wave", "words", "ring", "ring_long", "long_row"};
@@ -21,7 +21,8 @@ constexpr bool runs_everywhere(Kernel kernel) {
   return kernel != Kernel::single_wave && kernel != Kernel::ring && kernel != Kernel::ring_long;
 }
 
-// The teams by which the kernel is written to add up a row. A single wave repeats the order of any that stays in one block.
+// Whether the kernel can add up a row in the team's order. A single wave repeats the orders of lanes, of warps, and of a cluster
+// of one block.
 constexpr bool adds_up_by(Kernel kernel, Team team, Access access) {
   const bool vectors = access == Access::vec16 || access == Access::vec8;
   switch (kernel) {
@@ -34,7 +35,8 @@ constexpr bool adds_up_by(Kernel kernel, Team team, Access access) {
   }
 }
 
-// Of a rule's schedules the first that has rows enough and is made for the row.
+// A kernel of a rule and its conditions. The first schedule runs that names the problem, whose limit `rows` holds, and which the
+// card supports.
 struct Schedule {
   Bits problems;
   AtMost rows;
@@ -43,19 +45,19 @@ struct Schedule {
 
 using Rule = RuleOf<Schedule>;
 
-// The kernels' blocks.
-constexpr int kLaneThreads = 128;  // whose teams are lanes of a warp
-constexpr int kThreads = 512;      // of a multiprocessor, in registers: with 128 registers each, no more fit
-constexpr int kRingWarps = 8;      // of the ring: all that the registers hold beside the sums for the parameters
-constexpr int kMostWarps = 16;     // by words; and of a row in registers
-// The threads of a multiprocessor that the registers allow, by words.
+// Block sizes.
+constexpr int kLaneThreads = 128;  // of a block whose teams are lanes of a warp
+constexpr int kThreads = 512;  // of Kernel::registers: a block's at most, and a multiprocessor's, of 128 registers each
+constexpr int kRingWarps = 8;  // of Kernel::ring: one block a multiprocessor, of up to 255 registers a thread
+constexpr int kMostWarps = 16;  // of a row's team
+// Return the threads of a multiprocessor that registers allow Kernel::words.
 constexpr int word_threads(bool lanes, int64_t size) { return !lanes || size == 8 ? 512 : size == 4 ? 1024 : 640; }
 
-// The sums over rows by columns: the warps of a block, of which each has 16 bytes of a row a lane.
+// Column sums: warps of a block, and tiles of a row. A tile is what one warp reads of a row, 16 bytes a lane.
 constexpr int kColumnWarps = 8;
 constexpr int64_t column_tiles(int64_t n, DType dtype) { return ceil_div(n * size_of(dtype), 16 * kWarp); }
 
-// So few rows that reading them again, at the same time, is faster than partial sums and a kernel for them.
+// At most 64 rows and 1 MB in all: to read the rows twice at the same time is faster than partial sums and a second kernel.
 constexpr AtMost kSingleWave = {Unit::megabyte, 64};
 
 // clang-format off
@@ -95,17 +97,17 @@ inline constexpr Rule kRules[] = {
 // clang-format on
 static_assert(schedules_keep_the_order(kRules) && schedules_are_total(kRules) && rules_are_total(kRules));
 
-// How the sums over the rows, for the parameters' gradients, are added: `chunks` of rows, each by itself, then these. It is
-// the one order that may depend on the card.
+// The order of the sums over rows, for the parameters' gradients: each of the chunks of rows is added up, then the chunks' sums.
+// Unlike SumOrder, it may depend on the number of rows.
 struct ColumnOrder {
   Gather gather;
   int64_t chunks;
 };
 
 struct Plan {
-  int rule, schedule;  // their numbers
+  int rule, schedule;  // indices in kRules and in the rule's schedules
   SumOrder order;
-  int teams;    // that a block has, each with rows of its own
+  int teams;    // of a block
   int threads;  // of a block
   Ring ring;    // of Kernel::ring and ring_long
   ColumnOrder columns;
@@ -115,9 +117,9 @@ struct Plan {
   bool by_clusters() const { return by().kernel == Kernel::ring || by().kernel == Kernel::ring_long; }
 };
 
-// The number of the rule for a row. It does not get the number of rows.
+// Return the index in kRules. The number of rows is no argument, so that it cannot change a row's order.
 int rule_of(const Row& row, const Card& card);
-// Without `columns`, which needs to know how many of its clusters a card has at once: only the driver does.
+// Return the plan without `columns`. column_order() needs the number of resident clusters, which only the driver knows.
 FASTOPS_EXPORT Plan plan(const Row& row, int64_t rows, const Card& card);
 FASTOPS_EXPORT ColumnOrder column_order(const Plan& plan, const Row& row, int64_t rows, const Card& card,
                                         int64_t clusters);

@@ -167,11 +167,11 @@ FAULTS = on_cuda(
             NORMS,
             "cuda/engine/row/ring.cuh",
             "How many clusters a card has at once is taken from the length before, if its blocks were as large.",
-            "    const uint64_t question = static_cast<uint64_t>(shape.threads) << 50 | static_cast<uin"
-            "t64_t>(shape.bytes) << 32 |\n                              static_cast<uint64_t>(shape.bloc"
-            "ks) << 24;",
-            "    const uint64_t question = static_cast<uint64_t>(shape.threads) << 50 | static_cast<uin"
-            "t64_t>(shape.bytes) << 32;",
+            "    const uint64_t key = static_cast<uint64_t>(shape.threads) << 50 | static_cast<uint64_t>(shape.byt"
+            "es) << 32 |\n"
+            "                         static_cast<uint64_t>(shape.blocks) << 24;",
+            "    const uint64_t key = static_cast<uint64_t>(shape.threads) << 50 | static_cast<uint64_t>(shape.byt"
+            "es) << 32;",
         ),
         Fault(
             "cuda-norm-squares-overflow",

@@ -9,7 +9,7 @@ using device::accumulate_t;
 using device::Vector;
 
 // The numbers of the vectors that a lane has: first, first + lanes, first + 2·lanes, ... kLanes: the lanes of a team within
-// a warp, or 0 for a power of two that is known when the kernel runs.
+// a warp, or 0 for a number that is known when the kernel runs.
 template <int kLanes>
 struct LaneVectors {
   int first, lane, team_lanes;

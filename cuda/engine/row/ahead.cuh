@@ -1,16 +1,18 @@
 #pragma once
-// Sources of rows for a walk (walk.cuh): each class reads the next row, or the next rows, while the team computes with this
-// one. All have the same interface:
+// Sources of rows for a walk (walk.cuh): each class reads the next row, or the next rows, while the team computes with the
+// current one. All have the same interface:
 //
 //   begin()               starts the loads of the first row; a ring those of the first rows
 //   arrive()              waits for the current row
 //   take(g, x)            returns vector g of each input in x
 //   Added, added(row)     starts the loads of a row that is added to the output; after join(), at[g] has its vectors
 //   no_added()            returns zeros in place of such a row
-//   fetch_next(row)       starts the loads of the next row, after take() for all vectors of this one
-//   release(row)          reuses the memory of this row, after all threads have taken it
+//   fetch_next(row)       starts the loads of the next row. To be called after take() of all vectors, because the loads overwrite
+//                         the same registers. A ring does nothing
+//   release(row)          refills the current row's stage of a ring with the row that is `stages` steps later. To be called when
+//                         all threads of the team have read the stage. Other sources do nothing
 //
-// Vectors behind a row's end are zeros, and so are rows behind the last one.
+// Vectors behind a row's end are zeros. So are rows behind the last one, for which a ring must not be asked.
 #include "device/bulk.cuh"
 #include "engine/row/access.cuh"
 #include "engine/row/columns.cuh"
@@ -74,9 +76,9 @@ class VectorsAhead {
   V next_[2][kVectors];
 };
 
-// Loads a lane's words of a row of any length at any address. If the row begins at an odd half, each word is loaded half a
-// word early, and join() makes the lane's words from two neighbouring lanes' words. So every word is loaded once, and no load
-// is waited for before the row's turn. The last kChecked words may be behind the row's end.
+// Loads the words of one lane of a row of any length at any address. If the row's address is no multiple of 4, each load starts
+// 2 bytes early, and join() makes the lane's words of its own and the next lane's. So each word is loaded once, and nothing
+// waits for a load before join(). The last kChecked words may be behind the row's end.
 template <class T, int kWords, int kChecked, int kLanes>
 class WordsAhead {
   static constexpr int W = sizeof(T) == 2 ? 2 : 1;
@@ -114,15 +116,15 @@ class WordsAhead {
   __device__ void join(const LaneVectors<kLanes>& lane_vectors, int n) {
     if constexpr (W == 2) {
       const int lanes = lane_vectors.lanes(), left = n - lane_vectors.first * W, step = lanes * W;
-      if (kLanes != 32 || shifted_) {
+      if (kLanes != 32 || shifted_) {  // teams that share a warp shuffle together, whether theirs is shifted or not
         at[0].pair[0] |= head_ << 16;
-        auto of_next_lane = [&](int g) {
+        auto shuffle_from_next_lane = [&](int g) {
           return __shfl_sync(~0u, at[g].pair[0], (lane_vectors.lane + 1) % lanes, lanes);
         };
-        unsigned around = of_next_lane(0);
+        unsigned around = shuffle_from_next_lane(0);
 #pragma unroll
         for (int g = 0; g < kWords; ++g) {
-          const unsigned next = g + 1 < kWords ? of_next_lane(g + 1 < kWords ? g + 1 : g) : 0;
+          const unsigned next = g + 1 < kWords ? shuffle_from_next_lane(g + 1 < kWords ? g + 1 : g) : 0;
           const unsigned both = __byte_perm(at[g].pair[0], lane_vectors.lane == lanes - 1 ? next : around, 0x5432);
           if (shifted_) at[g].pair[0] = both;
           around = next;
@@ -149,7 +151,7 @@ template <class Op, class Form>
 class RowOfWordsAhead {
   using T = typename Op::In;
   using V = Vector<T, Form::kWidth>;
-  using Words = WordsAhead<T, Form::kVectors, Form::kChecked, Form::kLanes>;
+  using Words = WordsAhead<T, Form::kVectors, Form::kCheckedWords, Form::kLanes>;
 
  public:
   // n: elements of the row up to the end of the warp's words.
@@ -166,18 +168,18 @@ class RowOfWordsAhead {
     x[1] = next_[1].at[g];
   }
   struct Added : Words {
-    const RowOfWordsAhead* of;
-    __device__ void join() { Words::join(of->lane_vectors_, of->n_); }
+    const RowOfWordsAhead* source;
+    __device__ void join() { Words::join(source->lane_vectors_, source->n_); }
   };
   __device__ Added no_added() const {
     Added added;
-    added.of = this;
+    added.source = this;
     added.clear();
     return added;
   }
   __device__ Added added(int row) const {
     Added added;
-    added.of = this;
+    added.source = this;
     if (row < steps_.rows)
       added.fetch(lane_vectors_, n_, op_.added(row));
     else
@@ -219,7 +221,7 @@ class RingAhead {
         steps_(steps),
         tensors_(op.adds() ? 3 : 2),
         memory_(memory + team * stages * tensors_ * part.most),
-        most_(part.most),
+        max_vectors_(part.most),
         begin_(part.begin),
         vectors_(part.vectors),
         stages_(stages),
@@ -229,13 +231,13 @@ class RingAhead {
     if (lane_vectors_.first == 0)
       for (int k = 0; k < stages_; ++k) fetch(steps_.first + k * steps_.step, k);
   }
-  __device__ void arrive() { device::barrier_wait(&arrived_[slot_], parity_); }
+  __device__ void arrive() { device::barrier_wait(&arrived_[stage_], parity_); }
   __device__ void take(int g, V (&x)[2]) const {
     const int i = lane_vectors_.number(g);
     x[0] = x[1] = V{};
     if (i >= vectors_) return;
-    x[0] = of(slot_, 0)[i];
-    x[1] = of(slot_, 1)[i];
+    x[0] = stage_row(stage_, 0)[i];
+    x[1] = stage_row(stage_, 1)[i];
   }
   struct Added {
     V at[kVectors];
@@ -246,27 +248,27 @@ class RingAhead {
     Added added = {};
 #pragma unroll
     for (int g = 0; g < kVectors; ++g)
-      if (lane_vectors_.number(g) < vectors_) added.at[g] = of(slot_, 2)[lane_vectors_.number(g)];
+      if (lane_vectors_.number(g) < vectors_) added.at[g] = stage_row(stage_, 2)[lane_vectors_.number(g)];
     return added;
   }
   __device__ void fetch_next(int) {}
   __device__ void release(int row) {
-    if (lane_vectors_.first == 0) fetch(row + stages_ * steps_.step, slot_);
-    if (++slot_ < stages_) return;
-    slot_ = 0;
+    if (lane_vectors_.first == 0) fetch(row + stages_ * steps_.step, stage_);
+    if (++stage_ < stages_) return;
+    stage_ = 0;
     parity_ ^= 1;
   }
 
  private:
-  __device__ V* of(int slot, int tensor) const { return memory_ + (slot * tensors_ + tensor) * most_; }
-  __device__ void fetch(int row, int slot) {
+  __device__ V* stage_row(int stage, int tensor) const { return memory_ + (stage * tensors_ + tensor) * max_vectors_; }
+  __device__ void fetch(int row, int stage) {
     if (row >= steps_.rows) return;
     const unsigned bytes = vectors_ * sizeof(V);
-    device::barrier_expect(&arrived_[slot], bytes * tensors_);
+    device::barrier_expect(&arrived_[stage], bytes * tensors_);
     const int first = begin_ * Form::kWidth;
-    device::bulk_copy(of(slot, 0), op_.input(0, row) + first, bytes, &arrived_[slot]);
-    device::bulk_copy(of(slot, 1), op_.input(1, row) + first, bytes, &arrived_[slot]);
-    if (tensors_ == 3) device::bulk_copy(of(slot, 2), op_.added(row) + first, bytes, &arrived_[slot]);
+    device::bulk_copy(stage_row(stage, 0), op_.input(0, row) + first, bytes, &arrived_[stage]);
+    device::bulk_copy(stage_row(stage, 1), op_.input(1, row) + first, bytes, &arrived_[stage]);
+    if (tensors_ == 3) device::bulk_copy(stage_row(stage, 2), op_.added(row) + first, bytes, &arrived_[stage]);
   }
 
   const Op& op_;
@@ -274,9 +276,9 @@ class RingAhead {
   Steps steps_;
   int tensors_;
   V* memory_;
-  int most_, begin_, vectors_, stages_;
+  int max_vectors_, begin_, vectors_, stages_;
   device::Barrier* arrived_;
-  int slot_ = 0;
+  int stage_ = 0;
   unsigned parity_ = 0;
 };
 

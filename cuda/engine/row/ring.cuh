@@ -1,5 +1,6 @@
 #pragma once
-// Rows that wait in a ring of stages in shared memory, which bulk copies fill. The blocks of a cluster may share a row.
+// Helpers of kernels that read the next rows into a ring of stages in shared memory: how many clusters a card runs at once,
+// the exchange of sums in a cluster, a block's part of a row, barriers.
 #include <atomic>
 #include <cstdint>
 
@@ -12,43 +13,43 @@ namespace fastops::FASTOPS_ARCH {
 
 using plan::kMostBlocksOfRow;
 using plan::kMostStages;
-static_assert(kMostBlocksOfRow <= kWarp);  // a lane sends a warp's sums to each block
+static_assert(kMostBlocksOfRow <= kWarp);  // lane b sends its warp's sums to block b
 
-// The last answer for each device. Question and answer are one number, so that other threads read both or neither.
-class LastAnswer {
+// The last occupancy query of each device. Key and result are one number, so that other threads read both or neither.
+class OccupancyCache {
  public:
-  // Returns the stored answer, or calls ask(). An answer of 0 is not stored.
+  // Returns the stored result, or calls ask(). A result of 0 is not stored.
   template <class F>
   int64_t get(const ClusterShape& shape, F ask) {
     int device = 0;
     cudaGetDevice(&device);
     if (device >= PerDevice::kDevices) return ask();
-    static_assert(kMostBlocksOfRow < 1 << 8, "the question's bits");
-    const uint64_t question = static_cast<uint64_t>(shape.threads) << 50 | static_cast<uint64_t>(shape.bytes) << 32 |
-                              static_cast<uint64_t>(shape.blocks) << 24;
-    const uint64_t known = answers_[device].load(std::memory_order_relaxed);
-    if (known >> 24 == question >> 24 && (known & 0xffffff) != 0) return static_cast<int64_t>(known & 0xffffff);
-    const int64_t answer = ask();
-    const bool fits = shape.bytes < 1 << 18 && answer > 0 && answer < 1 << 24;
-    if (fits) answers_[device].store(question | static_cast<uint64_t>(answer), std::memory_order_relaxed);
-    return answer;
+    static_assert(kMostBlocksOfRow < 1 << 8, "the key's bits");
+    const uint64_t key = static_cast<uint64_t>(shape.threads) << 50 | static_cast<uint64_t>(shape.bytes) << 32 |
+                         static_cast<uint64_t>(shape.blocks) << 24;
+    const uint64_t known = results_[device].load(std::memory_order_relaxed);
+    if (known >> 24 == key >> 24 && (known & 0xffffff) != 0) return static_cast<int64_t>(known & 0xffffff);
+    const int64_t clusters = ask();
+    const bool fits = shape.bytes < 1 << 18 && clusters > 0 && clusters < 1 << 24;
+    if (fits) results_[device].store(key | static_cast<uint64_t>(clusters), std::memory_order_relaxed);
+    return clusters;
   }
 
  private:
-  std::atomic<uint64_t> answers_[PerDevice::kDevices] = {};
+  std::atomic<uint64_t> results_[PerDevice::kDevices] = {};
 };
 
-// Returns how many clusters of this shape the card runs at once; 1 if the driver reports an error, which the launch reports
-// again.
+// Returns how many clusters of this shape the card runs at once; at least 1, also after an error of the driver, which the launch
+// reports again.
 template <auto Kernel>
 int64_t resident_clusters(const ClusterShape& shape) {
-  static LastAnswer known;
+  static OccupancyCache known;
   return std::max<int64_t>(1, known.get(shape, [&]() -> int64_t {
     cudaLaunchAttribute attribute;
     const cudaLaunchConfig_t config = cluster_config(shape, 1, &attribute, nullptr);
     int clusters = 0;
     if (prepare<Kernel>() != cudaSuccess || cudaOccupancyMaxActiveClusters(&clusters, Kernel, &config) != cudaSuccess) {
-      cudaGetLastError();  // forget it
+      cudaGetLastError();  // clears the error, so that no later check reports it
       clusters = 0;
     }
     return clusters;
@@ -58,7 +59,7 @@ int64_t resident_clusters(const ClusterShape& shape) {
 // Adds the sums that `senders` warps have sent. Every thread gets the same bits: a lane adds every 32nd sum, then the lanes
 // are added.
 template <int S, int Most>
-__device__ inline Sums<float, S> sum_of_sent(const float (&at)[S][Most], int senders) {
+__device__ inline Sums<float, S> sum_received(const float (&at)[S][Most], int senders) {
   Sums<float, S> sums = {};
 #pragma unroll
   for (int first = 0; first < Most; first += kWarp) {
@@ -82,10 +83,11 @@ struct RingPart {
         vectors(min(most, all - begin)) {}
 };
 
-// Initializes the barriers. A phase of `arrived` ends after kArrivals arrivals. Thread 0 may use its block's barriers at once,
-// and without a cluster so may all threads. The other threads of a cluster must call ring_meet() first.
+// Initializes the barriers. A phase of `arrived` ends after kArrivals arrivals. Without a cluster all threads may use them at
+// once. Of a cluster's block thread 0 may use the block's own barriers, until every thread has called ring_wait_for_cluster().
 template <unsigned kArrivals = 1, int kTurns>
-__device__ inline void ring_begin(device::Barrier* arrived, int count, device::Barrier (&sent)[kTurns], int cluster) {
+__device__ inline void ring_init_barriers(device::Barrier* arrived, int count, device::Barrier (&sent)[kTurns],
+                                          int cluster) {
   if (threadIdx.x == 0) {
     for (int k = 0; k < count; ++k) device::barrier_init<kArrivals>(&arrived[k]);
     for (int k = 0; k < kTurns; ++k) device::barrier_init(&sent[k]);
@@ -96,7 +98,7 @@ __device__ inline void ring_begin(device::Barrier* arrived, int count, device::B
   else
     __syncthreads();
 }
-__device__ inline void ring_meet(int cluster) {
+__device__ inline void ring_wait_for_cluster(int cluster) {
   if (cluster > 1) device::cluster_wait();
 }
 

@@ -10,16 +10,17 @@ struct Sums {
   A at[N];
 };
 
-// Adds the sums of kLanes neighbouring lanes. Every lane gets the same bits.
+// Adds the sums of kLanes neighbouring lanes. Every lane gets the same bits. All 32 lanes must call this.
 template <int kLanes, class A, int N>
 __device__ inline void lane_sum(Sums<A, N>& sums) {
 #pragma unroll
-  for (int lane = kLanes / 2; lane > 0; lane /= 2)
+  for (int mask = kLanes / 2; mask > 0; mask /= 2)
 #pragma unroll
-    for (int k = 0; k < N; ++k) sums.at[k] += __shfl_xor_sync(0xffffffffu, sums.at[k], lane);
+    for (int k = 0; k < N; ++k) sums.at[k] += __shfl_xor_sync(0xffffffffu, sums.at[k], mask);
 }
 
-// Sums of up to kWarpsInTurn warps are added by each thread in turn, sums of more warps by the lanes of each warp.
+// Up to kWarpsInTurn warps: each thread adds the warps' sums one after another. More: each lane loads one warp's sums, and the
+// lanes of each warp add them.
 constexpr int kWarpsInTurn = 4;
 
 template <class A, int N>
@@ -51,7 +52,7 @@ __device__ inline void team_sum(Sums<A, N>& sums, int warps, int warp, Scratch<A
   lane_sum<kWarp>(sums);
 }
 
-// Waits for the threads of one of a block's teams.
+// Waits for the threads of one of a block's teams, at most 15. Named barrier 0 is that of __syncthreads().
 struct TeamBarrier {
   int team, threads;
   __device__ void operator()() const { asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(threads) : "memory"); }
