@@ -1,9 +1,5 @@
 #pragma once
-// Helpers of the norms' backward kernels: how the threads of a team divide a row, a row's sums, parameters.
-//
-// A team of threads takes a row: some lanes of a warp, some warps of a block, or the blocks of a cluster. Vector g of
-// thread t is number g·team + t of the row. How many elements a vector has and how large a team is depends on n and the
-// dtypes alone, so that a row's bits do not depend on the rows beside it.
+// Helpers of the norms' backward kernels: the weight, vector widths, dispatch.
 #include "device/math.cuh"
 #include "device/vector.cuh"
 #include "dispatch.cuh"
@@ -14,12 +10,9 @@ namespace fastops::FASTOPS_ARCH {
 
 using device::accumulate_t;
 using device::kVector;
-using device::tree_sum;
 using device::Vector;
 
-constexpr int kVectors = 2;  // of 16 bytes, a thread's in the kernels of short rows
-
-// Weight or bias: where there is none, every vector is the same one, which costs no branch.
+// A weight. If it is not given, every vector is the same constant one, so that loads need no branch.
 template <class P>
 struct Parameter {
   const P* at;
