@@ -73,8 +73,8 @@ class RowProblem:
 
     def lengths(self) -> tuple[int, ...]:
         """Return lengths at, and on both sides of, each rule's bound, and others that several parts of a row hold."""
-        smaller, larger = sorted((SIZES[self.read], SIZES[self.written]))
-        widths = {"16 bytes": 16 // larger, "8 bytes": 8 // larger, "words": 2 if smaller == 2 else 1, "elements": 1}
+        names = {rule["read by"] for rule in rules("row")}
+        widths = {name: _C.plan_row_width(name, self.read, self.written) for name in names}
         found = {1, 2, 3, *widths.values()}
         for rule in rules("row"):
             if self.op not in rule["op"]:
