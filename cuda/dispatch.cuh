@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "core/dtype.h"
 #include "device/types.cuh"
@@ -39,6 +40,21 @@ int dispatch_parameter(DType parameter, F f) {
 template <class F>
 int dispatch_bool(bool value, F f) {
   return value ? f(std::true_type{}) : f(std::false_type{});
+}
+
+// Calls f(std::integral_constant<int, number>) for a number below kCount, and returns its status.
+template <class F, int... kNumbers>
+int dispatch_number(int number, const F& f, std::integer_sequence<int, kNumbers...>) {
+  int status = cudaErrorInvalidValue;
+  auto call = [&](auto constant) {
+    if (number == decltype(constant)::value) status = f(constant);
+  };
+  (call(std::integral_constant<int, kNumbers>{}), ...);
+  return status;
+}
+template <int kCount, class F>
+int dispatch_number(int number, const F& f) {
+  return dispatch_number(number, f, std::make_integer_sequence<int, kCount>{});
 }
 
 // What the current device answered to a question that takes the driver long.

@@ -50,9 +50,9 @@ __global__ void __launch_bounds__(kThreads)
       Sums<A, S> ignored = {};
       first(i, ignored);
       if (a.grad_sum)
-        second_pass<N, W, A>(h, grad, sums, numbers.rstd, grad_sum[i]);
+        second_pass<N, W, A>(h, grad, sums, numbers.rstd, grad_sum[i], h);
       else
-        second_pass<N, W, A>(h, grad, sums, numbers.rstd);
+        second_pass<N, W, A>(h, grad, sums, numbers.rstd, h);
       out[i] = device::narrow_all<T>(h);
     }
   }

@@ -26,17 +26,6 @@ inline plan::Row row_of(const NormBackward& a) {
   return {a.norm, a.dtype, a.parameter, a.grad_sum != nullptr, a.n, a.rows > plan::kMostRows};
 }
 
-// How the kernels of many rows add up a row: each thread of a team its vectors or words in turn, then the lanes, then the
-// warps. `each`: words of a row that a warp of it has, the first `more` of them one word more; 0: the team's threads take
-// neighbouring vectors or words.
-struct SumOrder {
-  int lanes, warps, each, more;
-
-  __device__ int begin(int warp) const { return each ? warp * each + min(warp, more) : warp * lanes; }
-  __device__ int end(int warp, int units) const { return each ? begin(warp + 1) : units; }
-  __device__ int step() const { return each ? lanes : warps * lanes; }
-};
-
 template <Norm N>
 constexpr int kSums = N == Norm::layer ? 2 : 1;
 
@@ -141,23 +130,29 @@ __device__ inline void divide(Sums<A, N>& sums, A inverse_n) {
   for (int k = 0; k < N; ++k) sums.at[k] = device::product<A>(sums.at[k], inverse_n);
 }
 
-// Second pass: grad_input in place of h, given the means of g·h and g; and grad_sum added to it.
+// Second pass: writes grad_input, with grad_sum added, to y, which may be h. means: of g·h and of g.
 template <Norm N, class A>
 __device__ inline A before_rstd(A h, A g, const Sums<A, kSums<N>>& means) {
   return fma(-h, means.at[0], N == Norm::layer ? g - means.at[kSums<N> - 1] : g);
 }
 template <Norm N, int W, class A>
-__device__ inline void second_pass(A (&h)[W], const A (&g)[W], const Sums<A, kSums<N>>& means, A rstd) {
+__device__ inline void second_pass(const A (&h)[W], const A (&g)[W], const Sums<A, kSums<N>>& means, A rstd,
+                                   A (&y)[W]) {
 #pragma unroll
-  for (int k = 0; k < W; ++k) h[k] = before_rstd<N>(h[k], g[k], means) * rstd;
+  for (int k = 0; k < W; ++k) y[k] = before_rstd<N>(h[k], g[k], means) * rstd;
 }
-template <Norm N, int W, class A, class GradSum>
-__device__ inline void second_pass(A (&h)[W], const A (&g)[W], const Sums<A, kSums<N>>& means, A rstd,
-                                   const GradSum& grad_sum) {
+template <Norm N, int W, class A>
+__device__ inline void second_pass(const A (&h)[W], const A (&g)[W], const Sums<A, kSums<N>>& means, A rstd,
+                                   const A (&grad_sum)[W], A (&y)[W]) {
+#pragma unroll
+  for (int k = 0; k < W; ++k) y[k] = fma(before_rstd<N>(h[k], g[k], means), rstd, grad_sum[k]);
+}
+template <Norm N, int W, class A, class T>
+__device__ inline void second_pass(const A (&h)[W], const A (&g)[W], const Sums<A, kSums<N>>& means, A rstd,
+                                   const Vector<T, W>& grad_sum, A (&y)[W]) {
   A more[W];
   device::widen(grad_sum, more);
-#pragma unroll
-  for (int k = 0; k < W; ++k) h[k] = fma(before_rstd<N>(h[k], g[k], means), rstd, more[k]);
+  second_pass<N, W, A>(h, g, means, rstd, more, y);
 }
 
 // W elements of a parameter's gradient, 0: weight, 1: bias.

@@ -15,6 +15,17 @@ constexpr int kThreads = kWarp * kMostColumnWarps;  // of a block
 template <class T>
 constexpr int kWord = sizeof(T) == 2 ? 2 : 1;
 
+// How the kernels of many rows add up a row: each thread of a team its vectors or words in turn, then the lanes, then the
+// warps. `each`: words of a row that a warp of it has, the first `more` of them one word more; 0: the team's threads take
+// neighbouring vectors or words.
+struct SumOrder {
+  int lanes, warps, each, more;
+
+  __device__ int begin(int warp) const { return each ? warp * each + min(warp, more) : warp * lanes; }
+  __device__ int end(int warp, int units) const { return each ? begin(warp + 1) : units; }
+  __device__ int step() const { return each ? lanes : warps * lanes; }
+};
+
 // The most units of a thread: of a lane, where one warp has the row, as one warp has it among many; of a block's thread.
 constexpr int kOfLane = 2;
 template <class T>
@@ -199,9 +210,9 @@ __device__ inline void take_row(const Backward<T, P>& a, int row, int team, cons
   for (int u = 0; u < Units; ++u) {
     const int unit = u * team + threadIdx.x;
     if (a.grad_sum)
-      second_pass<N, W, A>(h[u], grad[u], total, numbers.rstd, grad_sum[u].packed());
+      second_pass<N, W, A>(h[u], grad[u], total, numbers.rstd, grad_sum[u].packed(), h[u]);
     else
-      second_pass<N, W, A>(h[u], grad[u], total, numbers.rstd);
+      second_pass<N, W, A>(h[u], grad[u], total, numbers.rstd, h[u]);
     if (unit < units) store_unit<Words>(a.grad_input + row * a.n, unit, n, h[u]);
   }
 }

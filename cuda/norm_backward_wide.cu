@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
           h[k] = fma(h[k] - numbers.mean, numbers.rstd, shift);  // as in the first pass
           grad[k] = device::product<float>(grad[k], weight[k]);
         }
-        second_pass<N, W, float>(h, grad, sums, numbers.rstd);
+        second_pass<N, W, float>(h, grad, sums, numbers.rstd, h);
         out[i] = device::narrow_all<T>(h);
       }
     }

@@ -58,14 +58,12 @@ struct NormGradient : Backward<T, P> {
   template <int W>
   __device__ void second_pass(const A (&x)[2][W], const Sums<A, kSums>& means, const Numbers& numbers,
                               A (&y)[W]) const {
-#pragma unroll
-    for (int k = 0; k < W; ++k) y[k] = before_rstd<N>(x[0][k], x[1][k], means) * numbers.rstd;
+    fastops::FASTOPS_ARCH::second_pass<N, W, A>(x[0], x[1], means, numbers.rstd, y);
   }
   template <int W>
   __device__ void second_pass(const A (&x)[2][W], const Sums<A, kSums>& means, const Numbers& numbers,
                               const A (&added)[W], A (&y)[W]) const {
-#pragma unroll
-    for (int k = 0; k < W; ++k) y[k] = fma(before_rstd<N>(x[0][k], x[1][k], means), numbers.rstd, added[k]);
+    fastops::FASTOPS_ARCH::second_pass<N, W, A>(x[0], x[1], means, numbers.rstd, added, y);
   }
   template <bool kWhole, int W>
   __device__ void save(int k, int column, int left, const A (&values)[W]) const {
@@ -121,37 +119,32 @@ constexpr bool has_kernel() {
   return is_named && has_schedule;
 }
 
-// Calls f(op, kernel) with the kernel of the plan's rule.
+// Calls f(op, kernel) with the kernel of rule kRule.
 template <RuleKernel kKernel, class T, class P, Norm N, int kRule, class F>
-void try_rule(const NormBackward& a, const Plan& plan, const F& f, int& status) {
+int with_rule(const NormBackward& a, const F& f) {
   if constexpr (has_kernel<kRule, kKernel, T, N>()) {
-    if (plan.rule != kRule) return;
     using Op = NormGradient<T, P, N>;
-    auto run = [&](auto form) {
+    auto run = [&](auto form) -> int {
       using Kernel = decltype(&walk_kernel<Op, decltype(form)>);
-      status = f(Op(a), std::integral_constant<Kernel, &walk_kernel<Op, decltype(form)>>{});
+      return f(Op(a), std::integral_constant<Kernel, &walk_kernel<Op, decltype(form)>>{});
     };
     if constexpr (!kSplitsByGradSum<kRule, kKernel, T>)
-      run(Form<kRule, kKernel, T, Adds::if_given>{});
-    else if (a.grad_sum)
-      run(Form<kRule, kKernel, T, Adds::yes>{});
+      return run(Form<kRule, kKernel, T, Adds::if_given>{});
     else
-      run(Form<kRule, kKernel, T, Adds::no>{});
+      return a.grad_sum ? run(Form<kRule, kKernel, T, Adds::yes>{}) : run(Form<kRule, kKernel, T, Adds::no>{});
   }
+  return cudaErrorInvalidValue;
 }
-template <RuleKernel kKernel, class T, class P, Norm N, class F, int... kRules>
-int try_rules(const NormBackward& a, const Plan& plan, const F& f, std::integer_sequence<int, kRules...>) {
-  int status = cudaErrorInvalidValue;
-  (try_rule<kKernel, T, P, N, kRules>(a, plan, f, status), ...);
-  return status;
-}
+// Calls f(op, kernel) with the kernel of the plan's rule.
 template <RuleKernel kKernel, class F>
 int with_walk(const NormBackward& a, const Plan& plan, const F& f) {
   return dispatch_problem(a, [&](auto norm, auto t, auto p) -> int {
     using T = typename decltype(t)::type;
     using P = typename decltype(p)::type;
     constexpr int kCount = static_cast<int>(std::size(plan::norm_backward::kRules));
-    return try_rules<kKernel, T, P, decltype(norm)::value>(a, plan, f, std::make_integer_sequence<int, kCount>{});
+    return dispatch_number<kCount>(plan.rule, [&](auto rule) -> int {
+      return with_rule<kKernel, T, P, decltype(norm)::value, decltype(rule)::value>(a, f);
+    });
   });
 }
 

@@ -154,7 +154,7 @@ class RowColumnsEngine {
     int64_t ahead[kInputs];
     for (int i = 0; i < kInputs; ++i) ahead[i] = block.rows * inputs_[i].stride;
     for (int64_t r = 0; r < block.rows; ++r) {
-      // These are read before the stores below, which could overwrite them for all that the compiler knows.
+      // The addresses are loaded before the stores below, because the compiler assumes that a store may overwrite them.
       const T *x[kInputs], *addend = block.addend[r];
       for (int i = 0; i < kInputs; ++i) x[i] = block.x[i][r] + j;
       T* output = block.output[r];

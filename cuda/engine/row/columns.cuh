@@ -22,10 +22,12 @@ struct Column {
     const auto* from = reinterpret_cast<const Vector<P, W>*>(data + first);
     if (data && (kWhole ? first < n : is_within)) v = *from;
     device::widen(v, x);
-    if (kWhole || !data || is_within) return;
+    if constexpr (!kWhole) {
+      if (!data || is_within) return;
 #pragma unroll
-    for (int k = 0; k < W; ++k)
-      if (first + k < n) x[k] = device::widen(data[first + k]);
+      for (int k = 0; k < W; ++k)
+        if (first + k < n) x[k] = device::widen(data[first + k]);
+    }
   }
 
   // Reads a lane's vectors.

@@ -63,21 +63,15 @@ int launch_parts(const Op& op, const RowShape& shape, const plan::row::Plan& pla
   return status;
 }
 
-// Launches the kernel of rule kRule, if it is the plan's.
+// Launches the kernel of rule kRule, the plan's.
 template <plan::row::Ops kOp, class T, class R, int kRule, class Make>
-void try_rule(const RowShape& shape, const plan::row::Plan& plan, cudaStream_t stream, const Make& make, int& status) {
+int launch_rule(const RowShape& shape, const plan::row::Plan& plan, cudaStream_t stream, const Make& make) {
   constexpr auto& rule = plan::row::kRules[kRule];
   if constexpr (plan::row::has_problem(rule, kOp, sizeof(T), sizeof(R))) {
     constexpr int W = static_cast<int>(plan::row::width(rule.access, sizeof(T), sizeof(R)));
-    if (plan.rule == kRule) status = launch_parts<kRule>(make(std::integral_constant<int, W>{}), shape, plan, stream);
+    return launch_parts<kRule>(make(std::integral_constant<int, W>{}), shape, plan, stream);
   }
-}
-template <plan::row::Ops kOp, class T, class R, class Make, int... Rule>
-int try_rules(const RowShape& shape, const plan::row::Plan& plan, cudaStream_t stream, const Make& make,
-              std::integer_sequence<int, Rule...>) {
-  int status = cudaErrorInvalidValue;
-  (try_rule<kOp, T, R, Rule>(shape, plan, stream, make, status), ...);
-  return status;
+  return cudaErrorInvalidValue;
 }
 
 // Launches the operator over rows. make(std::integral_constant<int, W>) is its policy for vectors of W elements.
@@ -88,7 +82,9 @@ int launch_rows(const plan::row::Problem& problem, int64_t rows, cudaStream_t st
   const plan::row::Plan plan = plan::row::plan(problem, rows, card());
   const RowShape shape{rows, problem.n, 0, plan.shares, plan.parts_of_share, plan.vectors_of_part, plan.blocks};
   constexpr int kCount = static_cast<int>(std::size(plan::row::kRules));
-  return try_rules<kOp, T, R>(shape, plan, stream, make, std::make_integer_sequence<int, kCount>{});
+  return dispatch_number<kCount>(plan.rule, [&](auto rule) -> int {
+    return launch_rule<kOp, T, R, decltype(rule)::value>(shape, plan, stream, make);
+  });
 }
 
 }  // namespace fastops::FASTOPS_ARCH

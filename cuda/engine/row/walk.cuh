@@ -34,7 +34,7 @@
 
 namespace fastops::FASTOPS_ARCH {
 
-// Where the next rows are stored. Each value has a class in ahead.cuh.
+// The storage of the next rows. Each value has a class in ahead.cuh.
 enum class Ahead { vectors, words, ring };
 
 // Whether a row is added to the output. if_given: op.adds() decides when the kernel runs.
